@@ -1,0 +1,3 @@
+//! The bytes of stored records. Frozen examples of every version stand in `golden/`.
+
+pub mod root;

@@ -1,0 +1,21 @@
+//! The pure part of Leasehold: every decision and every format.
+//!
+//! Nothing here performs I/O, reads a clock or draws a random number. "Now", nonces and bytes are
+//! arguments, so the same functions run in unit tests, property tests, fuzzers, the model checker,
+//! the simulator and the product.
+//!
+//! | module | what it decides |
+//! | --- | --- |
+//! | [`key`] | which names an object may have, and how any name becomes one |
+//! | [`cas`] | the words of compare-and-swap: version, condition, nonce |
+//! | [`settle`] | what a read says about a write whose answer was lost |
+//! | [`time`] | the store's time and its text form |
+//! | [`backoff`] | how long to wait before the next attempt |
+//! | [`format`] | the bytes of stored records |
+
+pub mod backoff;
+pub mod cas;
+pub mod format;
+pub mod key;
+pub mod settle;
+pub mod time;

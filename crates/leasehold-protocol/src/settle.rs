@@ -1,0 +1,155 @@
+//! What a read says about a write whose answer was lost.
+//!
+//! A write can apply although its answer never arrives, and a retry of it is then refused *by its
+//! own first attempt*. Taking that refusal for "somebody else holds it" is a known bug of several
+//! systems in this field (FIELD.md row 3). So after an unknown outcome, and after any refusal that
+//! follows a retry, the driver reads the object and asks these functions.
+
+use crate::cas::{Nonce, Version, When};
+
+/// How the author recognises its own bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// The body carries this nonce in its hexadecimal form.
+    Nonce(Nonce),
+    /// The body carries none; equal bytes count as ours. Only for objects where it does not matter
+    /// who wrote them, as with index shards.
+    Bytes,
+}
+
+/// What was found at the key.
+#[derive(Debug, Clone, Copy)]
+pub enum Found<'a> {
+    /// Nothing.
+    Absent,
+    /// This body in this version.
+    Object {
+        /// The content.
+        body: &'a [u8],
+        /// Its version.
+        version: &'a Version,
+    },
+}
+
+/// What became of the write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It applied, and this is its version.
+    Applied(Version),
+    /// It did not apply, and its condition does not hold any more.
+    Refused,
+    /// It has not applied so far and its condition still holds: try again.
+    Open,
+}
+
+/// What became of a `put(body, when)` that may have been sent several times.
+pub fn put(found: Found<'_>, body: &[u8], when: &When, proof: Proof) -> Verdict {
+    match found {
+        Found::Object { body: there, version } if is_ours(there, body, proof) => {
+            Verdict::Applied(version.clone())
+        }
+        Found::Object { version, .. } => match when {
+            When::Any => Verdict::Open,
+            When::Absent => Verdict::Refused,
+            When::Matches(expected) if expected == version => Verdict::Open,
+            When::Matches(_) => Verdict::Refused,
+        },
+        Found::Absent => match when {
+            When::Any | When::Absent => Verdict::Open,
+            When::Matches(_) => Verdict::Refused,
+        },
+    }
+}
+
+/// What became of a delete of `version` that may have been sent several times, where `there` is
+/// the version that is there now. `Applied` carries the deleted version.
+///
+/// An absent object counts as applied, whoever removed it: the caller wanted that version gone.
+pub fn delete(there: Option<&Version>, version: &Version) -> Verdict {
+    match there {
+        None => Verdict::Applied(version.clone()),
+        Some(there) if there == version => Verdict::Open,
+        Some(_) => Verdict::Refused,
+    }
+}
+
+fn is_ours(there: &[u8], body: &[u8], proof: Proof) -> bool {
+    match proof {
+        // The nonce decides, never equality of content. It may stand in a record that somebody
+        // extended since; what that means is for the layer above, which knows the record.
+        Proof::Nonce(nonce) => {
+            let text = nonce.to_string();
+            there.windows(text.len()).any(|window| window == text.as_bytes())
+        }
+        Proof::Bytes => there == body,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: Proof = Proof::Nonce(Nonce::from_bytes([7; 16]));
+
+    fn version(text: &str) -> Version {
+        Version::new(text)
+    }
+
+    fn object<'a>(body: &'a [u8], version: &'a Version) -> Found<'a> {
+        Found::Object { body, version }
+    }
+
+    #[test]
+    fn the_nonce_decides_and_not_the_content() {
+        let ours = format!(r#"{{"nonce":"{}"}}"#, Nonce::from_bytes([7; 16]));
+        let extended = format!(r#"{{"nonce":"{}","more":1}}"#, Nonce::from_bytes([7; 16]));
+        let theirs = format!(r#"{{"nonce":"{}"}}"#, Nonce::from_bytes([8; 16]));
+        let v = version("2");
+        for when in [When::Absent, When::Matches(version("1")), When::Any] {
+            for body in [&ours, &extended] {
+                let verdict = put(object(body.as_bytes(), &v), ours.as_bytes(), &when, OURS);
+                assert_eq!(verdict, Verdict::Applied(v.clone()), "{when:?}");
+            }
+        }
+        let verdict = put(object(theirs.as_bytes(), &v), ours.as_bytes(), &When::Absent, OURS);
+        assert_eq!(verdict, Verdict::Refused);
+        // The same bytes without a nonce are not proof of anything.
+        let verdict = put(object(b"same", &v), b"same", &When::Absent, OURS);
+        assert_eq!(verdict, Verdict::Refused);
+    }
+
+    #[test]
+    fn a_condition_that_still_holds_leaves_the_write_open() {
+        let v = version("1");
+        let there = object(b"old", &v);
+        assert_eq!(put(there, b"new", &When::Matches(v.clone()), OURS), Verdict::Open);
+        assert_eq!(put(there, b"new", &When::Any, OURS), Verdict::Open);
+        assert_eq!(put(Found::Absent, b"new", &When::Absent, OURS), Verdict::Open);
+        assert_eq!(put(Found::Absent, b"new", &When::Any, OURS), Verdict::Open);
+    }
+
+    #[test]
+    fn a_matched_object_that_is_gone_is_a_refusal() {
+        let when = When::Matches(version("1"));
+        assert_eq!(put(Found::Absent, b"new", &when, OURS), Verdict::Refused);
+        let other = version("3");
+        assert_eq!(put(object(b"x", &other), b"new", &when, OURS), Verdict::Refused);
+    }
+
+    #[test]
+    fn shards_are_compared_by_their_bytes() {
+        let v = version("1");
+        let verdict = put(object(b"rows", &v), b"rows", &When::Absent, Proof::Bytes);
+        assert_eq!(verdict, Verdict::Applied(v.clone()));
+        let verdict = put(object(b"other", &v), b"rows", &When::Absent, Proof::Bytes);
+        assert_eq!(verdict, Verdict::Refused);
+    }
+
+    #[test]
+    fn a_delete_is_done_when_its_version_is_gone_and_nothing_replaced_it() {
+        let v = version("1");
+        assert_eq!(delete(None, &v), Verdict::Applied(v.clone()));
+        assert_eq!(delete(Some(&v), &v), Verdict::Open);
+        assert_eq!(delete(Some(&version("2")), &v), Verdict::Refused);
+    }
+}

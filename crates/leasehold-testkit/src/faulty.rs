@@ -1,0 +1,258 @@
+//! A store in front of another one that loses answers, or breaks its word, on request.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use leasehold::store::backend::{Backend, Kind, Lister, Reading};
+use leasehold::store::meter::Meter;
+use leasehold::store::{Delete, Durability, Get, List, Meta, Page, Put, Unknown};
+use leasehold::{Error, ErrorKind, Key, Result, Version, When};
+
+/// What happens to one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing unusual.
+    None,
+    /// It is lost on the way there: not carried out, not answered.
+    LostRequest,
+    /// Its answer is lost: carried out, not answered.
+    LostAnswer,
+    /// The store says that others are writing.
+    Contended,
+}
+
+/// A promise that the store does not keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    /// `PUT If-None-Match` overwrites.
+    IgnoresAbsent,
+    /// `PUT If-Match` overwrites.
+    IgnoresMatch,
+    /// `PUT If-None-Match` looks first and writes then.
+    RacesCreate,
+    /// `PUT If-Match` looks first and writes then.
+    RacesMatch,
+    /// `DELETE If-Match` deletes whatever is there.
+    IgnoresDeleteMatch,
+    /// `DELETE If-Match` looks first and deletes then.
+    RacesDelete,
+    /// A listing shows what was there a while ago.
+    StaleList,
+    /// A listing is not in order.
+    UnsortedList,
+}
+
+/// The wrapper.
+#[derive(Debug)]
+pub struct Faulty {
+    inner: Arc<dyn Backend>,
+    broken: Option<Broken>,
+    /// Faults of the coming writes and deletes, in order. Later ones have none.
+    writes: Mutex<VecDeque<Fault>>,
+    /// Whether the coming reads are answered. Later ones are.
+    reads: Mutex<VecDeque<bool>>,
+    /// What the stale listing shows: it learns of a key when that is written a second time.
+    seen: Mutex<BTreeMap<Key, u32>>,
+}
+
+impl Faulty {
+    /// Breaks a promise all the time.
+    pub fn broken(inner: Arc<dyn Backend>, broken: Broken) -> Self {
+        Self {
+            inner,
+            broken: Some(broken),
+            writes: Mutex::default(),
+            reads: Mutex::default(),
+            seen: Mutex::default(),
+        }
+    }
+
+    /// These faults happen to the next writes and deletes.
+    pub fn writes(inner: Arc<dyn Backend>, faults: impl IntoIterator<Item = Fault>) -> Self {
+        Self {
+            inner,
+            broken: None,
+            writes: Mutex::new(faults.into_iter().collect()),
+            reads: Mutex::default(),
+            seen: Mutex::default(),
+        }
+    }
+
+    /// The next GETs and HEADs are answered or not.
+    #[must_use]
+    pub fn reads(self, answered: impl IntoIterator<Item = bool>) -> Self {
+        *lock(&self.reads) = answered.into_iter().collect();
+        self
+    }
+
+    fn fault(&self) -> Fault {
+        lock(&self.writes).pop_front().unwrap_or(Fault::None)
+    }
+
+    fn read_is_answered(&self) -> Result<()> {
+        match lock(&self.reads).pop_front() {
+            Some(false) => Err(lost()),
+            _ => Ok(()),
+        }
+    }
+
+    fn is(&self, broken: Broken) -> bool {
+        self.broken == Some(broken)
+    }
+
+    /// Whether the condition holds right now: what a store that looks first would find.
+    async fn holds(&self, key: &Key, when: &When) -> Result<bool> {
+        let there = self.inner.head(key).await?.map(|meta| meta.version);
+        Ok(match when {
+            When::Any => true,
+            When::Absent => there.is_none(),
+            When::Matches(version) => there.as_ref() == Some(version),
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Unavailable, "lost by the test")
+}
+
+#[async_trait]
+impl Backend for Faulty {
+    fn url(&self) -> String {
+        self.inner.url()
+    }
+
+    fn kind(&self) -> Kind {
+        // A stranger's server, which has to be tried out.
+        Kind::S3
+    }
+
+    fn meter(&self) -> &Arc<Meter> {
+        self.inner.meter()
+    }
+
+    fn reading(&self) -> Option<Reading> {
+        self.inner.reading()
+    }
+
+    async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
+        self.read_is_answered()?;
+        self.inner.get(key, unless).await
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Meta>> {
+        self.read_is_answered()?;
+        self.inner.head(key).await
+    }
+
+    async fn put(
+        &self,
+        key: &Key,
+        body: Bytes,
+        when: &When,
+        durability: Durability,
+    ) -> Result<Put> {
+        *lock(&self.seen).entry(key.clone()).or_default() += 1;
+        let fault = self.fault();
+        match fault {
+            Fault::LostRequest => return Ok(Put::Unknown(Unknown::NoAnswer(lost()))),
+            Fault::Contended => return Ok(Put::Contended),
+            Fault::None | Fault::LostAnswer => {}
+        }
+        let ignored = match when {
+            When::Any => false,
+            When::Absent => self.is(Broken::IgnoresAbsent),
+            When::Matches(_) => self.is(Broken::IgnoresMatch),
+        };
+        let raced = match when {
+            When::Any => false,
+            When::Absent => self.is(Broken::RacesCreate),
+            When::Matches(_) => self.is(Broken::RacesMatch),
+        };
+        if raced {
+            if !self.holds(key, when).await? {
+                return Ok(Put::Refused);
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let when = if ignored || raced { &When::Any } else { when };
+        let outcome = self.inner.put(key, body, when, durability).await?;
+        match fault {
+            Fault::LostAnswer => Ok(Put::Unknown(Unknown::NoAnswer(lost()))),
+            _ => Ok(outcome),
+        }
+    }
+
+    async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
+        let fault = self.fault();
+        match fault {
+            Fault::LostRequest => return Ok(Delete::Unknown(Unknown::NoAnswer(lost()))),
+            Fault::Contended => return Ok(Delete::Contended),
+            Fault::None | Fault::LostAnswer => {}
+        }
+        let mut version = version;
+        if self.is(Broken::IgnoresDeleteMatch) {
+            version = None;
+        } else if self.is(Broken::RacesDelete)
+            && let Some(expected) = version
+        {
+            if !self.holds(key, &When::Matches(expected.clone())).await? {
+                return Ok(Delete::Refused);
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            version = None;
+        }
+        let outcome = self.inner.delete(key, version).await?;
+        match fault {
+            Fault::LostAnswer => Ok(Delete::Unknown(Unknown::NoAnswer(lost()))),
+            _ => Ok(outcome),
+        }
+    }
+
+    async fn delete_many(&self, keys: &[Key]) -> Result<()> {
+        self.inner.delete_many(keys).await
+    }
+
+    fn list(&self, list: List) -> Box<dyn Lister> {
+        let hidden = match self.is(Broken::StaleList) {
+            true => lock(&self.seen)
+                .iter()
+                .filter(|(_, writes)| **writes < 2)
+                .map(|(key, _)| key.clone())
+                .collect(),
+            false => Vec::new(),
+        };
+        let reversed = self.is(Broken::UnsortedList);
+        Box::new(FaultyLister { inner: self.inner.list(list), hidden, reversed })
+    }
+
+    async fn persist(&self, keys: &[Key]) -> Result<()> {
+        self.inner.persist(keys).await
+    }
+}
+
+struct FaultyLister {
+    inner: Box<dyn Lister>,
+    hidden: Vec<Key>,
+    reversed: bool,
+}
+
+#[async_trait]
+impl Lister for FaultyLister {
+    async fn next_page(&mut self) -> Result<Option<Page>> {
+        let page = self.inner.next_page().await?;
+        Ok(page.map(|mut page| {
+            page.entries.retain(|entry| !self.hidden.contains(&entry.key));
+            if self.reversed {
+                page.entries.reverse();
+            }
+            page
+        }))
+    }
+}

@@ -1,0 +1,44 @@
+//! Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
+//!
+//! What is here so far is the ground that they stand on: [`store`], compare-and-swap objects with
+//! one meaning on a directory, in memory, and on S3, GCS and Azure.
+//!
+//! ```
+//! use leasehold::{Key, Proof, Put, Store, When, Write};
+//!
+//! # async fn tour() -> Result<(), leasehold::Error> {
+//! let store = Store::memory();
+//! let key = Key::new("hello.txt")?;
+//! // Only one of many racing writers creates an object, and the outcome says who.
+//! match store.put(&key, "first".into(), Write::when(When::Absent, Proof::Bytes)).await? {
+//!     Put::Stored(version) => println!("ours, in version {version}"),
+//!     Put::Refused => println!("somebody was faster"),
+//!     Put::Contended => println!("others keep writing: try again"),
+//!     Put::Unknown(unknown) => println!("no answer: {}", unknown.error()),
+//! }
+//! # Ok(())
+//! # }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(tour()).unwrap();
+//! ```
+//!
+//! The library reads no environment and no home folder, prints nothing, and takes its clock and
+//! its randomness from [`env::Env`].
+
+pub mod env;
+pub mod error;
+pub mod settings;
+pub mod store;
+
+pub use error::{Error, ErrorKind};
+pub use leasehold_protocol::cas::{Nonce, Version, When};
+pub use leasehold_protocol::key::Key;
+pub use leasehold_protocol::settle::Proof;
+pub use leasehold_protocol::time::StoreTime;
+pub use settings::StoreSettings;
+pub use store::{Delete, Durability, Get, List, Meta, Object, Put, Store, Write};
+
+/// The pure part: decisions and formats.
+pub use leasehold_protocol as protocol;
+
+/// What most functions here return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

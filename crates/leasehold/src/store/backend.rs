@@ -1,0 +1,97 @@
+//! What a kind of store implements: one request per call, no retries, no guesses.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use leasehold_protocol::cas::{Version, When};
+use leasehold_protocol::key::Key;
+use leasehold_protocol::time::StoreTime;
+
+use super::meter::Meter;
+use super::types::{Delete, Durability, Get, List, Meta, Page, Put};
+use crate::Result;
+use crate::env::BootTime;
+
+/// What sort of store it is: decides prices and defaults, never correctness.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A directory of this machine.
+    Directory,
+    /// This process' memory.
+    Memory,
+    /// Amazon S3 or a compatible store.
+    S3,
+    /// Google Cloud Storage.
+    Gcs,
+    /// Azure Blob Storage.
+    Azure,
+}
+
+impl Kind {
+    /// Whether requests go over a network and are billed.
+    pub fn is_bucket(self) -> bool {
+        matches!(self, Self::S3 | Self::Gcs | Self::Azure)
+    }
+}
+
+/// The store's clock at a moment of ours.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading {
+    /// What the store said.
+    pub store: StoreTime,
+    /// When we heard it.
+    pub at: BootTime,
+}
+
+/// A kind of store. Every call is one request: it is not retried, and an outcome that is not known
+/// is reported as unknown. [`Store`](super::Store) is what turns that into facts.
+///
+/// An error with kind `Unavailable` may be tried again; any other is final and, for a write, means
+/// that it did not apply.
+#[async_trait]
+pub trait Backend: Debug + Send + Sync + 'static {
+    /// Its URL, for messages.
+    fn url(&self) -> String;
+
+    /// What sort of store it is.
+    fn kind(&self) -> Kind;
+
+    /// Counts the requests.
+    fn meter(&self) -> &Arc<Meter>;
+
+    /// The newest word of the store's clock, if it has said anything yet.
+    fn reading(&self) -> Option<Reading>;
+
+    /// The object at `key`, unless it is still the version `unless`.
+    async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get>;
+
+    /// What the store tells of the object at `key`.
+    async fn head(&self, key: &Key) -> Result<Option<Meta>>;
+
+    /// Writes the object if `when` holds.
+    async fn put(&self, key: &Key, body: Bytes, when: &When, durability: Durability)
+    -> Result<Put>;
+
+    /// Deletes the object: in any state, or in this version only.
+    async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete>;
+
+    /// Deletes many objects in any state, in as few requests as the store allows. On an error some
+    /// may be gone and others not.
+    async fn delete_many(&self, keys: &[Key]) -> Result<()>;
+
+    /// A listing, to be fetched page by page.
+    fn list(&self, list: List) -> Box<dyn Lister>;
+
+    /// Makes what others wrote at these keys durable: done before something is deleted on the
+    /// strength of it.
+    async fn persist(&self, keys: &[Key]) -> Result<()>;
+}
+
+/// A listing in progress.
+#[async_trait]
+pub trait Lister: Send {
+    /// The next page, or `None` after the last. After an error the same page can be asked again.
+    async fn next_page(&mut self) -> Result<Option<Page>>;
+}

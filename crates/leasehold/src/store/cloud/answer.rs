@@ -1,0 +1,178 @@
+//! What a bucket's answer means, decided by its error *code*, not by the status alone.
+//!
+//! Nothing outside this file compares status codes.
+
+use crate::{Error, ErrorKind};
+
+/// What came back for one request.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    /// The status, or 0 if no answer came.
+    pub status: u16,
+    /// The store's own code for the error: `PreconditionFailed`, `BlobAlreadyExists`, ….
+    pub code: String,
+    /// The store's own words.
+    pub message: String,
+    /// Why no answer came.
+    pub failure: String,
+}
+
+/// What an answer that is not a success means.
+#[derive(Debug)]
+pub enum Answer {
+    /// The object is not there.
+    Missing,
+    /// The object is still the version that the caller knows.
+    NotModified,
+    /// The condition does not hold.
+    Refused,
+    /// Others were writing at the same time.
+    Contended,
+    /// No answer, or one that leaves open whether the request was carried out.
+    Unanswered(Error),
+    /// The request was not carried out, and will not be next time.
+    Failed(Error),
+}
+
+impl Seen {
+    /// What this answer means. `conditional` is whether the request had a condition.
+    pub fn answer(&self, conditional: bool) -> Answer {
+        use Answer::*;
+        // Codes first: they are what the store means.
+        match self.code.as_str() {
+            "ConditionalRequestConflict" | "OperationAborted" | "ConcurrentModification" => {
+                return Contended;
+            }
+            "BlobAlreadyExists" | "PreconditionFailed" | "ConditionNotMet" | "conditionNotMet" => {
+                return Refused;
+            }
+            "NoSuchBucket" | "ContainerNotFound" | "InvalidBucketName" => {
+                return Failed(self.error(
+                    ErrorKind::Invalid,
+                    "the bucket does not exist: check its name, the region and the endpoint",
+                ));
+            }
+            "RequestTimeTooSkewed" => {
+                return Failed(self.error(
+                    ErrorKind::Denied,
+                    "the store refuses this machine's clock: set it right",
+                ));
+            }
+            "AuthorizationHeaderMalformed" | "PermanentRedirect" | "TemporaryRedirect" => {
+                return Failed(
+                    self.error(ErrorKind::Invalid, "the bucket is in another region or endpoint"),
+                );
+            }
+            "RequestTimeout" | "InternalError" | "ServiceUnavailable" | "SlowDown"
+            | "ServerBusy" | "OperationTimedOut" => {
+                return Unanswered(self.error(ErrorKind::Unavailable, "the store is overloaded"));
+            }
+            _ => {}
+        }
+        match self.status {
+            0 => Unanswered(self.error(ErrorKind::Unavailable, "the store did not answer")),
+            304 => NotModified,
+            412 => Refused,
+            // Unless the code says otherwise, a conflict is somebody writing at the same time.
+            409 => Contended,
+            // If-Match on a missing key.
+            404 if conditional => Refused,
+            404 => Missing,
+            401 | 403 => Failed(self.error(
+                ErrorKind::Denied,
+                "the store refuses these credentials: check the key, the secret and what they allow",
+            )),
+            301 | 307 | 308 => Failed(
+                self.error(ErrorKind::Invalid, "the bucket is in another region or endpoint"),
+            ),
+            501 => Failed(self.error(ErrorKind::Unsupported, "the store cannot do this")),
+            // Also a success with a body that could not be read: the request was carried out.
+            200..=299 | 408 | 429 | 499 | 500.. => {
+                Unanswered(self.error(ErrorKind::Unavailable, "the store failed to answer"))
+            }
+            _ => Failed(self.error(ErrorKind::Invalid, "the store refuses this request")),
+        }
+    }
+
+    fn error(&self, kind: ErrorKind, what: &str) -> Error {
+        let words = [self.code.as_str(), self.message.as_str(), self.failure.as_str()];
+        let mut words: Vec<String> =
+            words.iter().filter(|word| !word.is_empty()).map(|word| (*word).to_owned()).collect();
+        if self.status != 0 {
+            words.insert(0, format!("HTTP {}", self.status));
+        }
+        match words.is_empty() {
+            true => Error::new(kind, what),
+            false => Error::new(kind, format!("{what} ({})", words.join(": "))),
+        }
+    }
+}
+
+/// The code and message in an error's body: XML from S3 and Azure, JSON from Google.
+pub fn parse_error_body(body: &[u8]) -> (String, String) {
+    let text = String::from_utf8_lossy(body);
+    let element = |name: &str| {
+        let start = text.find(&format!("<{name}>"))? + name.len() + 2;
+        let end = text[start..].find("</")?;
+        Some(text[start..start + end].trim().to_owned())
+    };
+    if let Some(code) = element("Code") {
+        return (code, element("Message").unwrap_or_default());
+    }
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let error = &json["error"];
+    let word = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    (word(&error["errors"][0]["reason"]), word(&error["message"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(status: u16, code: &str) -> Seen {
+        Seen { status, code: code.to_owned(), ..Seen::default() }
+    }
+
+    /// FIELD.md row 4: "conflicting operation" is not "somebody has it", and the reverse.
+    #[test]
+    fn the_code_tells_contention_from_refusal() {
+        for code in ["ConditionalRequestConflict", "OperationAborted", ""] {
+            assert!(matches!(seen(409, code).answer(true), Answer::Contended), "{code}");
+        }
+        assert!(matches!(seen(409, "BlobAlreadyExists").answer(true), Answer::Refused));
+        assert!(matches!(seen(412, "PreconditionFailed").answer(true), Answer::Refused));
+        assert!(matches!(seen(412, "").answer(true), Answer::Refused));
+    }
+
+    #[test]
+    fn a_matched_key_that_is_missing_is_a_refusal_and_a_missing_bucket_an_error() {
+        assert!(matches!(seen(404, "NoSuchKey").answer(true), Answer::Refused));
+        assert!(matches!(seen(404, "NoSuchKey").answer(false), Answer::Missing));
+        assert!(matches!(seen(404, "").answer(false), Answer::Missing));
+        for conditional in [true, false] {
+            let Answer::Failed(error) = seen(404, "NoSuchBucket").answer(conditional) else {
+                panic!("a missing bucket is not a missing key");
+            };
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+        }
+    }
+
+    #[test]
+    fn what_may_have_been_carried_out_is_unanswered() {
+        for status in [0, 200, 408, 429, 500, 502, 503, 504] {
+            assert!(matches!(seen(status, "").answer(true), Answer::Unanswered(_)), "{status}");
+        }
+        assert!(matches!(seen(400, "RequestTimeout").answer(true), Answer::Unanswered(_)));
+    }
+
+    #[test]
+    fn error_bodies_are_read() {
+        let xml = b"<?xml version=\"1.0\"?>\n<Error><Code>NoSuchKey</Code><Message>gone</Message></Error>";
+        assert_eq!(parse_error_body(xml), ("NoSuchKey".into(), "gone".into()));
+        let json =
+            br#"{"error":{"code":412,"message":"no","errors":[{"reason":"conditionNotMet"}]}}"#;
+        assert_eq!(parse_error_body(json), ("conditionNotMet".into(), "no".into()));
+        assert_eq!(parse_error_body(b"<html>oops"), (String::new(), String::new()));
+        assert_eq!(parse_error_body(b"<Code>\xff"), (String::new(), String::new()));
+    }
+}

@@ -1,0 +1,576 @@
+//! Buckets: S3 and compatible stores, Google Cloud Storage, Azure Blob Storage.
+//!
+//! OpenDAL builds and signs the requests and reads the answers' XML. It is used below its operator,
+//! whose path normalisation would change keys, and without its retries, which would turn our own
+//! success into "already exists". Added here: the store's clock, request counting, timeouts, a
+//! limit on connections, and outcomes [decided by error codes](answer).
+
+mod answer;
+mod transport;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use leasehold_protocol::cas::{Version, When};
+use leasehold_protocol::key::Key;
+use leasehold_protocol::time::StoreTime;
+use opendal::raw::oio::{Delete as _, List as _, ReadStream as _, Write as _};
+use opendal::raw::{OpDelete, OpList, OpRead, OpReader, OpStat, OpWrite, Servicer, oio};
+use opendal::{Buffer, BytesRange, Executor, HttpTransporter, Metadata, OperationContext, options};
+use serde::{Deserialize, Serialize};
+
+use self::answer::Answer;
+use self::transport::{Answered, Observed, Transport};
+use super::backend::{Backend, Kind, Lister, Reading};
+use super::meter::Meter;
+use super::types::{Delete, Durability, Entry, Get, List, Meta, Object, Page, Put, Unknown};
+use crate::env::Env;
+use crate::{Error, ErrorKind, Result, StoreSettings};
+
+/// Where a bucket is and who we are there. What is `None` comes from where each provider's tools
+/// look for it: AWS, Google and Azure environment variables, profiles, and instance metadata.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CloudOptions {
+    /// The server's URL, for anything that is not the provider's own.
+    pub endpoint: Option<String>,
+    /// S3: the bucket's region.
+    pub region: Option<String>,
+    /// S3: the bucket in the path (`host/bucket/key`) instead of in the host name. By default only
+    /// with an endpoint of one's own.
+    pub path_style: Option<bool>,
+    /// S3: the access key. Azure: the account's name.
+    pub access_key: Option<String>,
+    /// S3: the secret. Azure: the account's key.
+    pub secret_key: Option<String>,
+    /// S3: the token of temporary credentials.
+    pub session_token: Option<String>,
+    /// S3: a profile of the AWS configuration files.
+    pub profile: Option<String>,
+    /// Google: a file with credentials.
+    pub credential_file: Option<String>,
+    /// Send unsigned requests.
+    pub anonymous: bool,
+}
+
+impl std::fmt::Debug for CloudOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Secrets stay out of logs.
+        f.debug_struct("CloudOptions")
+            .field("endpoint", &self.endpoint)
+            .field("region", &self.region)
+            .field("path_style", &self.path_style)
+            .field("access_key", &self.access_key)
+            .field("profile", &self.profile)
+            .field("anonymous", &self.anonymous)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A bucket, or what is below a prefix in it.
+#[derive(Debug)]
+pub struct Cloud {
+    service: Servicer,
+    transport: Arc<Transport>,
+    executor: Executor,
+    meter: Arc<Meter>,
+    kind: Kind,
+    url: String,
+}
+
+impl Cloud {
+    /// Connects to nothing yet: the first request does.
+    pub fn new(
+        kind: Kind,
+        bucket: &str,
+        prefix: &str,
+        options: &CloudOptions,
+        settings: &StoreSettings,
+        env: &Env,
+    ) -> Result<Self> {
+        let service = build_service(kind, bucket, prefix, options)?;
+        let meter = Arc::new(Meter::default());
+        let transport = Arc::new(Transport::new(settings, meter.clone(), env.clone())?);
+        let scheme = match kind {
+            Kind::Gcs => "gs",
+            Kind::Azure => "az",
+            _ => "s3",
+        };
+        let url = match prefix {
+            "" => format!("{scheme}://{bucket}"),
+            prefix => format!("{scheme}://{bucket}/{prefix}"),
+        };
+        Ok(Self { service, transport, executor: Executor::default(), meter, kind, url })
+    }
+
+    /// A context in which the answer to an operation is noted.
+    fn operation(&self) -> (OperationContext, Arc<Mutex<Answered>>) {
+        let answered = Arc::new(Mutex::new(Answered::default()));
+        let observed = Observed { transport: self.transport.clone(), answered: answered.clone() };
+        let transport = HttpTransporter::new(observed);
+        (OperationContext::from_parts(transport, self.executor.clone()), answered)
+    }
+
+    fn uses_generations(&self) -> bool {
+        self.kind == Kind::Gcs
+    }
+
+    /// The version in what OpenDAL tells of an object: Google's generation, or the ETag without
+    /// its quotes, which some answers have and others have not.
+    fn version(&self, meta: &Metadata) -> Option<Version> {
+        let text = match self.uses_generations() {
+            true => meta.version(),
+            false => meta.etag(),
+        };
+        text.map(|text| Version::new(text.trim_matches('"')))
+    }
+
+    fn require_version(&self, meta: &Metadata, key: &Key) -> Result<Version> {
+        self.version(meta).ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "the store does not tell the object's version")
+                .at(key)
+        })
+    }
+
+    fn meta(&self, meta: &Metadata, size: u64, date: Option<StoreTime>, key: &Key) -> Result<Meta> {
+        let modified = modified(meta).ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "the store does not tell when it was written")
+                .at(key)
+        })?;
+        // Without a Date there is no store clock; the doctor says so. An age of zero is the
+        // safe side: nothing looks stale.
+        let now = date.unwrap_or(modified);
+        Ok(Meta { version: self.require_version(meta, key)?, modified, now, size })
+    }
+}
+
+/// The condition value that a version stands for on the wire.
+fn etag(version: &Version) -> String {
+    format!("\"{version}\"")
+}
+
+fn modified(meta: &Metadata) -> Option<StoreTime> {
+    let time = meta.last_modified()?;
+    let time = std::time::SystemTime::from(time);
+    let micros = time.duration_since(std::time::UNIX_EPOCH).ok()?.as_micros();
+    Some(StoreTime::from_micros(i64::try_from(micros).ok()?))
+}
+
+/// What a failed operation means, from what the transport saw. OpenDAL's own view of it is only
+/// used where no answer was seen at all: it failed before sending, over credentials for example.
+fn failed(answered: &Mutex<Answered>, error: &opendal::Error, conditional: bool) -> Answer {
+    let answered = answered.lock().unwrap_or_else(PoisonError::into_inner);
+    let seen = &answered.seen;
+    if seen.status == 0 && seen.failure.is_empty() {
+        let kind = match error.kind() {
+            opendal::ErrorKind::ConfigInvalid => ErrorKind::Invalid,
+            opendal::ErrorKind::PermissionDenied => ErrorKind::Denied,
+            opendal::ErrorKind::Unsupported => ErrorKind::Unsupported,
+            _ => ErrorKind::Denied,
+        };
+        return Answer::Failed(Error::new(
+            kind,
+            format!(
+                "the request could not be sent (are there credentials?): {}",
+                first_line(error)
+            ),
+        ));
+    }
+    seen.answer(conditional)
+}
+
+fn first_line(error: &opendal::Error) -> String {
+    let mut text = error.message().to_owned();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// For reads: everything that is not an answer is an error.
+fn read_error(answer: Answer, key: Option<&Key>) -> Error {
+    let error = match answer {
+        Answer::Unanswered(error) | Answer::Failed(error) => error,
+        Answer::Contended => Error::unavailable("the store is busy with this object"),
+        other => Error::new(ErrorKind::Internal, format!("unexpected answer to a read: {other:?}")),
+    };
+    match key {
+        Some(key) => error.at(key),
+        None => error,
+    }
+}
+
+#[async_trait]
+impl Backend for Cloud {
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+
+    fn reading(&self) -> Option<Reading> {
+        self.transport.reading()
+    }
+
+    async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
+        let (context, answered) = self.operation();
+        let mut read = options::ReadOptions::default();
+        match unless {
+            Some(version) if self.uses_generations() => {
+                read.if_version_not_match = Some(version.to_string());
+            }
+            Some(version) => read.if_none_match = Some(etag(version)),
+            None => {}
+        }
+        let fetched = async {
+            let (range, read, _): (BytesRange, OpRead, OpReader) = read.into();
+            let reader = self.service.read_dyn(&context, key.as_str(), read)?;
+            let (told, mut stream) = oio::Read::open(&reader, range).await?;
+            let body = stream.read_all().await?;
+            Ok::<_, opendal::Error>((told.into_metadata(), body.to_bytes()))
+        };
+        match fetched.await {
+            Ok((None, _)) => {
+                Err(Error::new(ErrorKind::Unsupported, "the store tells nothing of the object")
+                    .at(key))
+            }
+            Ok((Some(meta), body)) => {
+                let date = answered.lock().unwrap_or_else(PoisonError::into_inner).date;
+                let meta = self.meta(&meta, body.len() as u64, date, key)?;
+                Ok(Get::Found(Object { body, meta }))
+            }
+            // The condition of a read is ours to know: "not modified" can come as a 412 too.
+            Err(error) => match failed(&answered, &error, false) {
+                Answer::Missing => Ok(Get::Absent),
+                Answer::NotModified => Ok(Get::Unchanged),
+                Answer::Refused if unless.is_some() => Ok(Get::Unchanged),
+                other => Err(read_error(other, Some(key))),
+            },
+        }
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Meta>> {
+        let (context, answered) = self.operation();
+        match self.service.stat_dyn(&context, key.as_str(), OpStat::new()).await {
+            Ok(told) => {
+                let date = answered.lock().unwrap_or_else(PoisonError::into_inner).date;
+                let meta = told.into_metadata();
+                Ok(Some(self.meta(&meta, meta.content_length(), date, key)?))
+            }
+            Err(error) => match failed(&answered, &error, false) {
+                Answer::Missing => Ok(None),
+                other => Err(read_error(other, Some(key))),
+            },
+        }
+    }
+
+    async fn put(&self, key: &Key, body: Bytes, when: &When, _: Durability) -> Result<Put> {
+        let (context, answered) = self.operation();
+        let mut write = options::WriteOptions::default();
+        match when {
+            When::Any => {}
+            When::Absent => write.if_not_exists = true,
+            When::Matches(version) if self.uses_generations() => {
+                write.if_version_match = Some(version.to_string());
+            }
+            When::Matches(version) => write.if_match = Some(etag(version)),
+        }
+        let written = async {
+            let capability = self.service.capability_dyn();
+            let (write, _) = OpWrite::from_options(&capability, write)?;
+            let mut writer = self.service.write_dyn(&context, key.as_str(), write)?;
+            if !body.is_empty() {
+                writer.write(Buffer::from(body)).await?;
+            }
+            writer.close().await
+        };
+        match written.await {
+            Ok(meta) => Ok(Put::Stored(self.require_version(&meta, key)?)),
+            Err(error) => match failed(&answered, &error, *when != When::Any) {
+                Answer::Refused => Ok(Put::Refused),
+                Answer::Contended => Ok(Put::Contended),
+                Answer::Unanswered(error) => Ok(Put::Unknown(Unknown::NoAnswer(error.at(key)))),
+                Answer::Missing | Answer::NotModified => Err(Error::invalid(
+                    "the bucket does not exist: check its name, the region and the endpoint",
+                )),
+                Answer::Failed(error) => Err(error.at(key)),
+            },
+        }
+    }
+
+    async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
+        let (context, answered) = self.operation();
+        let mut delete = options::DeleteOptions::default();
+        match version {
+            Some(version) if self.uses_generations() => {
+                delete.if_version_match = Some(version.to_string());
+            }
+            Some(version) => delete.if_match = Some(etag(version)),
+            None => {}
+        }
+        let deleted = async {
+            let capability = self.service.capability_dyn();
+            let delete = OpDelete::from_options(&capability, delete)?;
+            let mut deleter = self.service.delete_dyn(&context)?;
+            deleter.delete(key.as_str(), delete).await?;
+            deleter.close().await
+        };
+        match deleted.await {
+            Ok(()) => Ok(Delete::Deleted),
+            Err(error) => match failed(&answered, &error, version.is_some()) {
+                Answer::Refused => Ok(Delete::Refused),
+                Answer::Missing | Answer::NotModified => Ok(Delete::Deleted),
+                Answer::Contended => Ok(Delete::Contended),
+                Answer::Unanswered(error) => Ok(Delete::Unknown(Unknown::NoAnswer(error.at(key)))),
+                Answer::Failed(error) => Err(error.at(key)),
+            },
+        }
+    }
+
+    async fn delete_many(&self, keys: &[Key]) -> Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let (context, answered) = self.operation();
+        let deleted = async {
+            let mut deleter = self.service.delete_dyn(&context)?;
+            for key in keys {
+                deleter.delete(key.as_str(), OpDelete::new()).await?;
+            }
+            deleter.close().await
+        };
+        match deleted.await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(match failed(&answered, &error, false) {
+                Answer::Failed(error) => error,
+                // A batch was answered but some of it failed: deleting again is safe.
+                Answer::Unanswered(_) => Error::unavailable(format!(
+                    "some objects could not be deleted: {}",
+                    first_line(&error)
+                )),
+                other => read_error(other, None),
+            }),
+        }
+    }
+
+    fn list(&self, list: List) -> Box<dyn Lister> {
+        let (context, answered) = self.operation();
+        let capability = self.service.capability_dyn();
+        let options = options::ListOptions {
+            limit: capability.list_with_limit.then_some(list.page),
+            start_after: list.start_after.clone().filter(|_| capability.list_with_start_after),
+            recursive: !list.delimited,
+            ..options::ListOptions::default()
+        };
+        let path = if list.prefix.is_empty() { "/" } else { &list.prefix };
+        let lister = self.service.list_dyn(&context, path, OpList::from(options));
+        Box::new(CloudLister {
+            lister: lister.map_err(|error| first_line(&error)),
+            answered,
+            generations: self.uses_generations(),
+            list,
+            partial: Page::default(),
+            done: false,
+        })
+    }
+
+    async fn persist(&self, _: &[Key]) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct CloudLister {
+    lister: Result<oio::Lister, String>,
+    answered: Arc<Mutex<Answered>>,
+    generations: bool,
+    list: List,
+    /// What of the current page has arrived: kept when fetching more of it fails.
+    partial: Page,
+    done: bool,
+}
+
+impl CloudLister {
+    fn add(&mut self, path: &str, meta: &Metadata) {
+        // What is not asked for is dropped here: Azure ignores the entry point, and SeaweedFS has
+        // been seen to list siblings of a prefix.
+        let after = self.list.start_after.as_deref();
+        let version = if self.generations { meta.version() } else { meta.etag() };
+        if path.ends_with('/') {
+            // A folder marker has a version, a common prefix has none.
+            let wanted = self.list.delimited
+                && version.is_none()
+                && path.starts_with(&self.list.prefix)
+                && after.is_none_or(|after| path > after || after.starts_with(path));
+            if wanted && self.partial.prefixes.last().is_none_or(|last| last != path) {
+                self.partial.prefixes.push(path.to_owned());
+            }
+            return;
+        }
+        if !self.list.includes(path) {
+            return;
+        }
+        // Other tools may have put objects here that are not for us.
+        let Ok(key) = Key::new(path) else { return };
+        self.partial.entries.push(Entry {
+            key,
+            size: Some(meta.content_length()),
+            modified: modified(meta),
+            version: version.map(|text| Version::new(text.trim_matches('"'))),
+        });
+    }
+}
+
+#[async_trait]
+impl Lister for CloudLister {
+    async fn next_page(&mut self) -> Result<Option<Page>> {
+        if self.done {
+            return Ok(None);
+        }
+        while self.partial.len() < self.list.page {
+            let lister = match &mut self.lister {
+                Ok(lister) => lister,
+                Err(error) => return Err(Error::new(ErrorKind::Unsupported, error.clone())),
+            };
+            match lister.next().await {
+                Ok(Some(entry)) => {
+                    let (path, meta) = entry.into_parts();
+                    self.add(&path, &meta);
+                }
+                Ok(None) => {
+                    self.done = true;
+                    break;
+                }
+                Err(error) => {
+                    return Err(match failed(&self.answered, &error, false) {
+                        Answer::Missing => Error::invalid("the bucket does not exist"),
+                        other => read_error(other, None),
+                    });
+                }
+            }
+        }
+        let mut page = std::mem::take(&mut self.partial);
+        page.now = self.answered.lock().unwrap_or_else(PoisonError::into_inner).date;
+        Ok(Some(page))
+    }
+}
+
+fn build_service(
+    kind: Kind,
+    bucket: &str,
+    prefix: &str,
+    options: &CloudOptions,
+) -> Result<Servicer> {
+    match kind {
+        #[cfg(feature = "s3")]
+        Kind::S3 => s3_service(bucket, prefix, options),
+        #[cfg(feature = "gcs")]
+        Kind::Gcs => gcs_service(bucket, prefix, options),
+        #[cfg(feature = "azure")]
+        Kind::Azure => azure_service(bucket, prefix, options),
+        other => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("this binary was built without support for {other:?}"),
+        )),
+    }
+}
+
+fn built<S: opendal::raw::Service>(service: opendal::Result<S>) -> Result<Servicer> {
+    match service {
+        Ok(service) => Ok(Arc::new(service)),
+        Err(error) => {
+            Err(Error::invalid(format!("cannot use this bucket: {}", first_line(&error))))
+        }
+    }
+}
+
+#[cfg(feature = "s3")]
+fn s3_service(bucket: &str, prefix: &str, options: &CloudOptions) -> Result<Servicer> {
+    use opendal::Builder as _;
+    let own_endpoint = options.endpoint.is_some();
+    let region = match (&options.region, own_endpoint) {
+        (Some(region), _) => region.clone(),
+        // Servers of one's own hardly ever mind.
+        (None, true) => "us-east-1".to_owned(),
+        (None, false) => {
+            return Err(Error::invalid("no region: pass --region or set AWS_REGION"));
+        }
+    };
+    let mut s3 = opendal::services::S3::default().bucket(bucket).root(prefix).region(&region);
+    s3 = match &options.endpoint {
+        Some(endpoint) => s3.endpoint(endpoint).disable_ec2_metadata(),
+        None => s3.endpoint("https://s3.amazonaws.com"),
+    };
+    // A dot in a bucket's name does not match the certificate of the host that it would become.
+    if !options.path_style.unwrap_or(own_endpoint || bucket.contains('.')) {
+        s3 = s3.enable_virtual_host_style();
+    }
+    if let (Some(access), Some(secret)) = (&options.access_key, &options.secret_key) {
+        s3 = s3.access_key_id(access).secret_access_key(secret).disable_config_load();
+        if let Some(token) = &options.session_token {
+            s3 = s3.session_token(token);
+        }
+    } else if options.access_key.is_some() || options.secret_key.is_some() {
+        return Err(Error::invalid("an access key needs its secret key, and the reverse"));
+    }
+    if let Some(profile) = &options.profile {
+        s3 = s3.profile(profile);
+    }
+    if options.anonymous {
+        s3 = s3.skip_signature();
+    }
+    built(s3.build())
+}
+
+#[cfg(feature = "gcs")]
+fn gcs_service(bucket: &str, prefix: &str, options: &CloudOptions) -> Result<Servicer> {
+    use opendal::Builder as _;
+    let mut gcs = opendal::services::Gcs::default().bucket(bucket).root(prefix);
+    if let Some(endpoint) = &options.endpoint {
+        gcs = gcs.endpoint(endpoint);
+    }
+    if let Some(file) = &options.credential_file {
+        gcs = gcs.credential_path(file);
+    }
+    if options.anonymous {
+        gcs = gcs.skip_signature();
+    }
+    built(gcs.build())
+}
+
+#[cfg(feature = "azure")]
+fn azure_service(container: &str, prefix: &str, options: &CloudOptions) -> Result<Servicer> {
+    use opendal::Builder as _;
+    let endpoint = match (&options.endpoint, &options.access_key) {
+        (Some(endpoint), _) => endpoint.clone(),
+        (None, Some(account)) => format!("https://{account}.blob.core.windows.net"),
+        (None, None) => {
+            return Err(Error::invalid(
+                "no storage account: set AZURE_STORAGE_ACCOUNT or pass --access-key",
+            ));
+        }
+    };
+    let mut azure =
+        opendal::services::Azblob::default().container(container).root(prefix).endpoint(&endpoint);
+    if let Some(account) = &options.access_key {
+        azure = azure.account_name(account);
+    }
+    if let Some(key) = &options.secret_key {
+        azure = azure.account_key(key);
+    }
+    if let Some(token) = &options.session_token {
+        azure = azure.sas_token(token);
+    }
+    if options.anonymous {
+        azure = azure.skip_signature();
+    }
+    built(azure.build())
+}

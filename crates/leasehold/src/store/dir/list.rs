@@ -1,0 +1,295 @@
+//! Lists a directory store in key order, page by page.
+//!
+//! Memory is bounded by the names of the folders on the way down to the current key. Within a
+//! folder, names are sorted as far as pages were asked for, so the first page of a million entries
+//! costs reading their names once and sorting a few thousand of them; unordered, it costs a page.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use leasehold_protocol::key::Key;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::names::{Name, path_of, read_name};
+use super::{Shared, file_meta, io_error, mtime};
+use crate::store::backend::Lister;
+use crate::store::meter::Class;
+use crate::store::types::{Detail, Entry, List, Page};
+use crate::{Error, Result};
+
+pub struct DirLister {
+    shared: Arc<Shared>,
+    /// `None` only while a page is being made, or if that panicked.
+    walk: Option<Walk>,
+}
+
+impl DirLister {
+    pub fn new(shared: Arc<Shared>, list: List) -> Self {
+        Self { shared, walk: Some(Walk { list, stack: Vec::new(), state: State::Fresh }) }
+    }
+}
+
+#[async_trait]
+impl Lister for DirLister {
+    async fn next_page(&mut self) -> Result<Option<Page>> {
+        let mut walk = self
+            .walk
+            .take()
+            .ok_or_else(|| Error::unavailable("the listing was interrupted: start a new one"))?;
+        let shared = self.shared.clone();
+        // A page can mean reading a million names: not on an executor's thread.
+        let (walk, page) = tokio::task::spawn_blocking(move || {
+            let page = walk.page(&shared);
+            (walk, page)
+        })
+        .await
+        .map_err(|error| Error::unavailable("the listing was interrupted").caused_by(error))?;
+        self.walk = Some(walk);
+        page
+    }
+}
+
+enum State {
+    Fresh,
+    Walking,
+    Done,
+}
+
+struct Walk {
+    list: List,
+    stack: Vec<Folder>,
+    state: State,
+}
+
+impl Walk {
+    fn page(&mut self, shared: &Shared) -> Result<Option<Page>> {
+        if matches!(self.state, State::Done) {
+            return Ok(None);
+        }
+        shared.meter.request(Class::List, 0);
+        let mut page = Page { now: Some(shared.env.clock().wall()), ..Page::default() };
+        let Some(root) = shared.root()? else {
+            self.state = State::Done;
+            return Ok(Some(page));
+        };
+        if matches!(self.state, State::Fresh) {
+            // Straight to the folder that the prefix names; what is above it is never read.
+            let base = self.list.prefix.rsplit_once('/').map_or("", |(base, _)| base);
+            let key = if base.is_empty() { String::new() } else { format!("{base}/") };
+            self.enter(root, key)?;
+            self.state = State::Walking;
+        }
+        while page.len() < self.list.page {
+            let Some(folder) = self.stack.last_mut() else {
+                self.state = State::Done;
+                break;
+            };
+            let Some((name, is_folder)) = folder.next(self.list.ordered, self.list.page)? else {
+                self.stack.pop();
+                continue;
+            };
+            let key = format!("{}{name}", folder.key);
+            if is_folder {
+                if !self.list.delimited || !key.starts_with(&self.list.prefix) {
+                    self.enter(root, key)?;
+                } else if self.holds_any(root, &key)? {
+                    page.prefixes.push(key);
+                }
+            } else if let Some(entry) = self.entry(root, key)? {
+                page.entries.push(entry);
+            }
+        }
+        Ok(Some(page))
+    }
+
+    /// Starts on a folder, unless it is gone.
+    fn enter(&mut self, root: &OwnedFd, key: String) -> Result<()> {
+        if let Some(folder) = Folder::open(root, key, &self.list)? {
+            self.stack.push(folder);
+        }
+        Ok(())
+    }
+
+    /// The object with this key, or `None` if it was removed in the meantime.
+    fn entry(&self, root: &OwnedFd, key: String) -> Result<Option<Entry>> {
+        let Ok(key) = Key::new(key) else { return Ok(None) };
+        let mut entry = Entry { key, size: None, modified: None, version: None };
+        match self.list.detail {
+            Detail::Keys => {}
+            Detail::Stat => {
+                let path = path_of(entry.key.as_str());
+                match rustix::fs::statat(root, &*path, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(stat) => {
+                        entry.size = u64::try_from(stat.st_size).ok();
+                        entry.modified = Some(mtime(&stat));
+                    }
+                    Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+                    Err(error) => return Err(io_error("list", error).at(&entry.key)),
+                }
+            }
+            Detail::Version => {
+                let Some((version, stat)) = file_meta(root, &entry.key)? else { return Ok(None) };
+                entry.size = u64::try_from(stat.st_size).ok();
+                entry.modified = Some(mtime(&stat));
+                entry.version = Some(version);
+            }
+        }
+        Ok(Some(entry))
+    }
+
+    /// Whether there is an object below this folder that the listing includes. Empty folders are
+    /// left behind on purpose, and a common prefix without objects does not exist.
+    fn holds_any(&self, root: &OwnedFd, key: &str) -> Result<bool> {
+        let mut list = self.list.clone();
+        list.prefix = key.to_owned();
+        let mut open = vec![key.to_owned()];
+        while let Some(key) = open.pop() {
+            let Some(mut folder) = Folder::open(root, key, &list)? else { continue };
+            while let Some((name, is_folder)) = folder.next(false, 1)? {
+                if !is_folder {
+                    return Ok(true);
+                }
+                open.push(format!("{}{name}", folder.key));
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// A folder being listed. Names of folders in it end with `/`, which puts them in key order.
+struct Folder {
+    /// The common beginning of all its keys: empty, or ending with `/`.
+    key: String,
+    names: Names,
+}
+
+enum Names {
+    /// In order: all names in one buffer, sorted up to `sorted`.
+    Sorted { text: String, spans: Vec<(u32, u32)>, sorted: usize, next: usize },
+    /// As they come: folders still to be read, and the long-segment beginning that each stands for.
+    Streamed { open: Vec<(String, Dir)>, key: String, list: Box<List> },
+}
+
+impl Folder {
+    fn open(root: &OwnedFd, key: String, list: &List) -> Result<Option<Self>> {
+        let Some(dir) = open_dir(root, &path_of(key.trim_end_matches('/')))? else {
+            return Ok(None);
+        };
+        if !list.ordered {
+            let open = vec![(String::new(), dir)];
+            let names = Names::Streamed { open, key: key.clone(), list: Box::new(list.clone()) };
+            return Ok(Some(Self { key, names }));
+        }
+        let mut text = String::new();
+        let mut spans = Vec::new();
+        let mut open = vec![(String::new(), dir)];
+        while let Some(name) = next_name(&mut open, &key, list)? {
+            let start = text.len();
+            text.push_str(&name);
+            if text.len() > u32::MAX as usize {
+                return Err(Error::invalid(format!("{key}: too many names in one directory")));
+            }
+            spans.push((start as u32, text.len() as u32));
+        }
+        Ok(Some(Self { key, names: Names::Sorted { text, spans, sorted: 0, next: 0 } }))
+    }
+
+    /// The next name and whether it is a folder's.
+    fn next(&mut self, _ordered: bool, chunk: usize) -> Result<Option<(String, bool)>> {
+        let name = match &mut self.names {
+            Names::Streamed { open, key, list } => next_name(open, key, list)?,
+            Names::Sorted { text, spans, sorted, next } => {
+                let of = |span: &(u32, u32)| &text[span.0 as usize..span.1 as usize];
+                if next == sorted && *sorted < spans.len() {
+                    // Put the next chunk's worth of smallest names in front, in order. Chunks grow,
+                    // so listing everything costs little more than one sort.
+                    let rest = &mut spans[*sorted..];
+                    let chunk = chunk.max(4096).max(*sorted).min(rest.len());
+                    if chunk < rest.len() {
+                        rest.select_nth_unstable_by(chunk, |a, b| of(a).cmp(of(b)));
+                    }
+                    rest[..chunk].sort_unstable_by(|a, b| of(a).cmp(of(b)));
+                    *sorted += chunk;
+                }
+                let name = spans.get(*next).map(|span| of(span).to_owned());
+                *next += 1;
+                name
+            }
+        };
+        Ok(name.map(|name| {
+            let is_folder = name.ends_with('/');
+            (name, is_folder)
+        }))
+    }
+}
+
+/// The next name that the listing may include, in the order of the file system. Folders that hold
+/// the rests of long segments are read as if their content stood here.
+fn next_name(open: &mut Vec<(String, Dir)>, key: &str, list: &List) -> Result<Option<String>> {
+    while let Some((start, dir)) = open.last_mut() {
+        let Some(entry) = dir.read() else {
+            open.pop();
+            continue;
+        };
+        let entry = entry.map_err(|error| io_error("list", error))?;
+        let Some(name) = read_name(entry.file_name().to_bytes()) else { continue };
+        let mut kind = entry.file_type();
+        if kind == FileType::Unknown {
+            let flags = AtFlags::SYMLINK_NOFOLLOW;
+            let Ok(fd) = dir.fd() else { continue };
+            match rustix::fs::statat(fd, entry.file_name(), flags) {
+                Ok(stat) => kind = FileType::from_raw_mode(stat.st_mode),
+                Err(_) => continue,
+            }
+        }
+        let name = match (name, kind) {
+            (Name::Segment(name), FileType::RegularFile) => format!("{start}{name}"),
+            (Name::Segment(name), FileType::Directory) => format!("{start}{name}/"),
+            (Name::Continued(name), FileType::Directory) => {
+                let start = format!("{start}{name}");
+                let below = dir
+                    .fd()
+                    .and_then(|fd| {
+                        rustix::fs::openat(fd, entry.file_name(), OPEN_DIR, Mode::empty())
+                    })
+                    .and_then(|fd| Dir::read_from(fd.as_fd()));
+                match below {
+                    Ok(below) => open.push((start, below)),
+                    Err(Errno::NOENT) => {}
+                    Err(error) => return Err(io_error("list", error)),
+                }
+                continue;
+            }
+            // Not an object: a symbolic link, a socket, a foreign name.
+            _ => continue,
+        };
+        if may_include(list, &format!("{key}{name}")) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the listing includes this key, or may include one below this folder.
+fn may_include(list: &List, key: &str) -> bool {
+    if !key.ends_with('/') {
+        return list.includes(key);
+    }
+    let right_prefix = key.starts_with(&list.prefix) || list.prefix.starts_with(key);
+    let after =
+        list.start_after.as_deref().is_none_or(|after| key > after || after.starts_with(key));
+    right_prefix && after
+}
+
+const OPEN_DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+fn open_dir(root: &OwnedFd, path: &str) -> Result<Option<Dir>> {
+    let path = if path.is_empty() { "." } else { path };
+    match rustix::fs::openat(root, path, OPEN_DIR, Mode::empty()).and_then(Dir::new) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(error) => Err(io_error("list", error)),
+    }
+}

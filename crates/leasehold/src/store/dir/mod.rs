@@ -1,0 +1,745 @@
+//! A store in a plain directory: real compare-and-swap between processes, nothing to install.
+//!
+//! - **Create** writes a temporary file and renames it without replacing: exactly one of many
+//!   racing creators succeeds, and nobody sees a half-written or empty object.
+//! - **Replace and delete** hold a [stripe lock](stripe) while they compare and rename.
+//! - **Version**: a hash of the content. Inode numbers are reused and timestamps are coarse.
+//! - **Durable** writes are [flushed in groups](flush); others are not waited for.
+//! - A **network file system** is refused: see [`netfs`].
+//!
+//! Everything that is not an object stands in `.lh/`. A crash can leave a temporary file there;
+//! the next process that writes sweeps it away after an hour.
+
+mod flush;
+mod list;
+mod names;
+mod netfs;
+mod stripe;
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use leasehold_protocol::cas::{Version, When};
+use leasehold_protocol::key::Key;
+use leasehold_protocol::time::StoreTime;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
+
+use self::flush::{Flusher, Target};
+use self::names::{PRIVATE, path_of};
+use self::stripe::{Stripe, Stripes};
+use super::backend::{Backend, Kind, Lister, Reading};
+use super::meter::{Class, Meter};
+use super::types::{Delete, Durability, Get, List, Meta, Object, Put, Unknown};
+use crate::env::Env;
+use crate::{Error, ErrorKind, Result};
+
+/// Up to this size a version is a hash of the whole content. Larger objects take longer to write
+/// than the coarsest file system clock ticks, so for them inode and times are as good.
+const HASHED: u64 = 16 << 20;
+
+/// A directory.
+#[derive(Debug)]
+pub struct Dir(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    force: bool,
+    env: Env,
+    meter: Arc<Meter>,
+    root: OnceLock<Arc<OwnedFd>>,
+    work: OnceLock<Work>,
+}
+
+/// What writing needs.
+#[derive(Debug)]
+struct Work {
+    root: Arc<OwnedFd>,
+    locks: OwnedFd,
+    temps: OwnedFd,
+    stripes: Stripes,
+    flusher: Flusher,
+    /// How many objects this process has created per folder: see [`Work::tidy`].
+    created: Mutex<HashMap<u64, u8>>,
+    tag: u64,
+    counter: AtomicU64,
+}
+
+impl Dir {
+    /// The store in this directory, which the first write creates if it is not there. `force` uses
+    /// it even on a network file system.
+    pub fn new(path: impl Into<PathBuf>, force: bool, env: Env) -> Result<Self> {
+        let shared = Shared {
+            path: path.into(),
+            force,
+            env,
+            meter: Arc::default(),
+            root: OnceLock::new(),
+            work: OnceLock::new(),
+        };
+        // A file in its place, or a network under it, is better said now than later.
+        shared.root()?;
+        Ok(Self(Arc::new(shared)))
+    }
+
+    /// Runs `change` with the key's stripe lock: here if it is free, else on a thread that may
+    /// wait.
+    async fn locked<T: Send + 'static>(
+        &self,
+        key: &Key,
+        change: impl FnOnce(&Work, Stripe<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let shared = &self.0;
+        let work = shared.work()?;
+        if let Some(stripe) = work.stripes.lock_briefly(&work.locks, key.as_str(), &shared.env)? {
+            return change(work, stripe);
+        }
+        let (shared, key) = (shared.clone(), key.clone());
+        tokio::task::spawn_blocking(move || {
+            let work = shared.work()?;
+            let stripe = work.stripes.lock(&work.locks, key.as_str(), &shared.env)?;
+            change(work, stripe)
+        })
+        .await
+        .map_err(|error| Error::unavailable("the write was interrupted").caused_by(error))?
+    }
+}
+
+#[async_trait]
+impl Backend for Dir {
+    fn url(&self) -> String {
+        format!("file://{}", self.0.path.display())
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Directory
+    }
+
+    fn meter(&self) -> &Arc<Meter> {
+        &self.0.meter
+    }
+
+    fn reading(&self) -> Option<Reading> {
+        let clock = self.0.env.clock();
+        Some(Reading { store: clock.wall(), at: clock.boot() })
+    }
+
+    async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
+        self.0.meter.request(Class::Get, 0);
+        let Some(root) = self.0.root()? else { return Ok(Get::Absent) };
+        let Some((file, stat)) = open(root, key)? else { return Ok(Get::Absent) };
+        let body = read_all(&file, &stat).map_err(|error| io_error("read", error).at(key))?;
+        let version = version_of(&body, &stat);
+        if unless == Some(&version) {
+            return Ok(Get::Unchanged);
+        }
+        self.0.meter.received(body.len() as u64);
+        let meta = self.0.meta(version, &stat);
+        Ok(Get::Found(Object { body: body.into(), meta }))
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Meta>> {
+        self.0.meter.request(Class::Head, 0);
+        let Some(root) = self.0.root()? else { return Ok(None) };
+        let found = file_meta(root, key)?;
+        Ok(found.map(|(version, stat)| self.0.meta(version, &stat)))
+    }
+
+    async fn put(
+        &self,
+        key: &Key,
+        body: Bytes,
+        when: &When,
+        durability: Durability,
+    ) -> Result<Put> {
+        self.0.meter.request(Class::Put, body.len() as u64);
+        let work = self.0.work()?;
+        let mut temp = Temp::write(&self.0, &body).map_err(|error| error.at(key))?;
+        if durability == Durability::Durable {
+            // Nothing is visible yet, so a failure here is a plain one.
+            let data = vec![Target::File(temp.file.clone())];
+            work.flusher.flush(data).await.map_err(|error| error.at(key))?;
+        }
+        let stored = match when {
+            When::Absent => create(work, key, &mut temp, &body)?,
+            When::Any | When::Matches(_) => {
+                let (at, when) = (key.clone(), when.clone());
+                self.locked(key, move |work, stripe| {
+                    let stored = replace(work, &at, &mut temp, &body, &when, durability);
+                    drop(stripe);
+                    stored
+                })
+                .await?
+            }
+        };
+        let Some(version) = stored else { return Ok(Put::Refused) };
+        if durability == Durability::Durable {
+            let folders = vec![Target::FoldersAbove(path_of(key.as_str()).into_owned())];
+            if let Err(error) = work.flusher.flush(folders).await {
+                return Ok(Put::Unknown(Unknown::NotFlushed(error.at(key))));
+            }
+        }
+        Ok(Put::Stored(version))
+    }
+
+    async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
+        self.0.meter.request(Class::Delete, 0);
+        if self.0.root()?.is_none() {
+            return Ok(if version.is_some() { Delete::Refused } else { Delete::Deleted });
+        }
+        let (at, version) = (key.clone(), version.cloned());
+        self.locked(key, move |work, stripe| {
+            let outcome = remove(work, &at, version.as_ref())?;
+            drop(stripe);
+            if matches!(outcome, Delete::Deleted) {
+                work.tidy(&path_of(at.as_str()));
+            }
+            Ok(outcome)
+        })
+        .await
+    }
+
+    async fn delete_many(&self, keys: &[Key]) -> Result<()> {
+        for key in keys {
+            // Without a condition there is nothing to be refused.
+            let _ = self.delete(key, None).await?;
+        }
+        Ok(())
+    }
+
+    fn list(&self, list: List) -> Box<dyn Lister> {
+        Box::new(list::DirLister::new(self.0.clone(), list))
+    }
+
+    async fn persist(&self, keys: &[Key]) -> Result<()> {
+        let Some(root) = self.0.root()? else { return Ok(()) };
+        let mut targets = Vec::with_capacity(keys.len() * 2);
+        for key in keys {
+            if let Some((file, _)) = open(root, key)? {
+                targets.push(Target::File(Arc::new(file)));
+            }
+            targets.push(Target::FoldersAbove(path_of(key.as_str()).into_owned()));
+        }
+        self.0.work()?.flusher.flush(targets).await
+    }
+}
+
+impl Shared {
+    /// The root, or `None` if nobody has written anything yet.
+    fn root(&self) -> Result<Option<&Arc<OwnedFd>>> {
+        if let Some(root) = self.root.get() {
+            return Ok(Some(root));
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = match rustix::fs::open(&self.path, flags, Mode::empty()) {
+            Ok(root) => root,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::NOTDIR) => return Err(self.not_a_directory()),
+            Err(error) => return Err(self.failed("open", error)),
+        };
+        if !self.force
+            && let Some(name) = netfs::network_fs(&root)
+        {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} is on a network file system ({name}), where locks and renames are not \
+                     reliable between machines; use a local directory or a bucket",
+                    self.path.display()
+                ),
+            ));
+        }
+        Ok(Some(self.root.get_or_init(|| Arc::new(root))))
+    }
+
+    /// The root and what writing needs, made if they are not there.
+    fn work(&self) -> Result<&Work> {
+        if let Some(work) = self.work.get() {
+            return Ok(work);
+        }
+        let root = match self.root()? {
+            Some(root) => root.clone(),
+            None => self.create_root()?,
+        };
+        let folder = |name: &str| -> Result<OwnedFd, Errno> {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            make_folder(&root, name)?;
+            rustix::fs::openat(&root, name, flags, Mode::empty())
+        };
+        let make = || -> Result<Work, Errno> {
+            folder(PRIVATE)?;
+            Ok(Work {
+                locks: folder(&format!("{PRIVATE}/locks"))?,
+                temps: folder(&format!("{PRIVATE}/tmp"))?,
+                stripes: Stripes::new(),
+                flusher: Flusher::new(root.clone()),
+                created: Mutex::default(),
+                tag: self.env.random(),
+                counter: AtomicU64::new(0),
+                root: root.clone(),
+            })
+        };
+        let work = make().map_err(|error| self.failed("write to", error))?;
+        let work = self.work.get_or_init(|| work);
+        work.sweep();
+        Ok(work)
+    }
+
+    fn create_root(&self) -> Result<Arc<OwnedFd>> {
+        let made = std::fs::create_dir_all(&self.path).and_then(|()| {
+            // The new directory's own entry must survive a power loss too.
+            let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            std::fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+        });
+        if let Err(error) = made {
+            if matches!(
+                error.kind(),
+                std::io::ErrorKind::NotADirectory | std::io::ErrorKind::AlreadyExists
+            ) {
+                return Err(self.not_a_directory());
+            }
+            let error = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            return Err(self.failed("create", error));
+        }
+        let root = self.root()?;
+        root.cloned().ok_or_else(|| self.failed("open", Errno::NOENT))
+    }
+
+    fn meta(&self, version: Version, stat: &Stat) -> Meta {
+        Meta {
+            version,
+            modified: mtime(stat),
+            now: self.env.clock().wall(),
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+        }
+    }
+
+    fn not_a_directory(&self) -> Error {
+        Error::invalid(format!(
+            "{} is a file, and a store needs a directory: choose another path",
+            self.path.display()
+        ))
+    }
+
+    fn failed(&self, verb: &str, error: Errno) -> Error {
+        io_error(&format!("{verb} {}", self.path.display()), error)
+    }
+}
+
+impl Work {
+    /// Removes folders that the deleted object left empty, unless this process keeps making
+    /// objects there: making a folder costs ten times what an object does. Empty folders do no
+    /// harm, listings pass them over.
+    fn tidy(&self, path: &str) {
+        let mut folder = path;
+        while let Some((above, _)) = folder.rsplit_once('/') {
+            folder = above;
+            if self.busy(folder)
+                || rustix::fs::unlinkat(&self.root, folder, AtFlags::REMOVEDIR).is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    fn note_created(&self, path: &str) {
+        let Some((folder, _)) = path.rsplit_once('/') else { return };
+        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        if created.len() >= 4096 {
+            created.clear();
+        }
+        let count = created.entry(hash(folder)).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    fn busy(&self, folder: &str) -> bool {
+        let created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        created.get(&hash(folder)).is_some_and(|count| *count > 4)
+    }
+
+    /// Makes the folders above `path`.
+    fn make_folders_above(&self, path: &str) -> Result<(), Errno> {
+        let Some((folder, _)) = path.rsplit_once('/') else { return Ok(()) };
+        match make_folder(&self.root, folder) {
+            Err(Errno::NOENT) => {
+                self.make_folders_above(folder)?;
+                make_folder(&self.root, folder)
+            }
+            made => made,
+        }
+    }
+
+    fn new_temp(&self) -> Result<(OwnedFd, String), Errno> {
+        let name = format!("{:016x}-{:x}", self.tag, self.counter.fetch_add(1, Relaxed));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.temps, &name, flags, Mode::from_raw_mode(0o666))?;
+        Ok((file, name))
+    }
+
+    /// Whether the temporary file is still there: another process sweeps it away if ours slept for
+    /// an hour between writing it and naming it.
+    fn check_temp(&self, temp: &Temp) -> Result<()> {
+        match rustix::fs::statat(&self.temps, temp.name(), AtFlags::empty()) {
+            Err(Errno::NOENT) => {
+                Err(Error::unavailable("the temporary file was swept away: try again"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes temporary files that crashed processes left. Ages are told by the file system
+    /// alone: a file that it makes now says what time it is there.
+    fn sweep(&self) {
+        const OLD: i64 = 3600;
+        let Ok(dir) = rustix::fs::Dir::read_from(self.temps.as_fd()) else { return };
+        let stat = |name: &std::ffi::CStr| {
+            rustix::fs::statat(&self.temps, name, AtFlags::SYMLINK_NOFOLLOW)
+        };
+        let names: Vec<_> = dir
+            .filter_map(Result::ok)
+            .filter(|entry| entry.file_type() != FileType::Directory)
+            .filter_map(|entry| Some((stat(entry.file_name()).ok()?.st_mtime, entry)))
+            .collect();
+        if names.is_empty() {
+            return;
+        }
+        let Ok((file, name)) = self.new_temp() else { return };
+        if let Ok(now) = rustix::fs::fstat(&file) {
+            for (modified, entry) in names {
+                if now.st_mtime - modified > OLD {
+                    let _ = rustix::fs::unlinkat(&self.temps, entry.file_name(), AtFlags::empty());
+                }
+            }
+        }
+        let _ = rustix::fs::unlinkat(&self.temps, name, AtFlags::empty());
+    }
+}
+
+/// A temporary file, removed when dropped unless it became an object.
+struct Temp {
+    shared: Arc<Shared>,
+    file: Arc<OwnedFd>,
+    name: Option<String>,
+}
+
+impl Temp {
+    fn write(shared: &Arc<Shared>, body: &[u8]) -> Result<Self> {
+        let work = shared.work()?;
+        let (file, name) = work.new_temp().map_err(write_error)?;
+        let temp = Self { shared: shared.clone(), file: Arc::new(file), name: Some(name) };
+        let mut rest = body;
+        while !rest.is_empty() {
+            match rustix::io::write(&temp.file, rest) {
+                Ok(0) => return Err(write_error(Errno::IO)),
+                Ok(written) => rest = &rest[written..],
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(write_error(error)),
+            }
+        }
+        Ok(temp)
+    }
+
+    fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
+    }
+
+    /// It has become an object.
+    fn became_object(&mut self) {
+        self.name = None;
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        if let (Some(name), Some(work)) = (&self.name, self.shared.work.get()) {
+            // If it is gone already, so much the better.
+            let _ = rustix::fs::unlinkat(&work.temps, name.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+/// Makes the temporary file the object at `key`, if there is none. Needs no lock: the kernel
+/// decides who is first, and those who hold the lock only ever replace or remove what is there.
+fn create(work: &Work, key: &Key, temp: &mut Temp, body: &[u8]) -> Result<Option<Version>> {
+    let path = path_of(key.as_str());
+    // Others may remove folders as fast as we make them, but not for ever.
+    for _ in 0..100 {
+        match rename_new(work, temp.name(), &path) {
+            Ok(()) => {
+                temp.became_object();
+                work.note_created(&path);
+                return Ok(Some(stored_version(body, &temp.file)));
+            }
+            Err(Errno::EXIST) => {
+                if !is_folder(work, &path) {
+                    return Ok(None);
+                }
+                if !remove_empty(work, &path) {
+                    return Err(Error::invalid(
+                        "other keys have this one as their directory: choose another name",
+                    )
+                    .at(key));
+                }
+            }
+            Err(Errno::NOENT) => {
+                work.check_temp(temp).map_err(|error| error.at(key))?;
+                match work.make_folders_above(&path) {
+                    // Made, or removed again while we made the next: try once more.
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(error) => return Err(folder_error(error).at(key)),
+                }
+            }
+            Err(error) => return Err(folder_error(error).at(key)),
+        }
+    }
+    Err(Error::unavailable("others keep removing the folder of this key").at(key))
+}
+
+/// Makes the temporary file the object at `key` if `when` holds. The caller holds the lock.
+fn replace(
+    work: &Work,
+    key: &Key,
+    temp: &mut Temp,
+    body: &[u8],
+    when: &When,
+    durability: Durability,
+) -> Result<Option<Version>> {
+    let path = path_of(key.as_str());
+    loop {
+        let there = open(&work.root, key)?;
+        if let When::Matches(expected) = when {
+            let Some((file, stat)) = &there else { return Ok(None) };
+            let now = read_version(file, stat).map_err(|error| io_error("read", error).at(key))?;
+            if now != *expected {
+                return Ok(None);
+            }
+        }
+        let Some((_, stat)) = there else {
+            // Unconditional, and nothing there: a creator may still be faster, then replace that.
+            match create(work, key, temp, body)? {
+                Some(version) => return Ok(Some(version)),
+                None => continue,
+            }
+        };
+        keep_permissions(&temp.file, &stat);
+        match rename_over(work, temp, &path, durability) {
+            Ok(()) => return Ok(Some(stored_version(body, &temp.file))),
+            // Only those with the lock remove objects, so it is the temporary file that is gone.
+            Err(Errno::NOENT) => {
+                work.check_temp(temp).map_err(|error| error.at(key))?;
+            }
+            Err(error) => return Err(write_error(error).at(key)),
+        }
+    }
+}
+
+/// Removes the object if it is this version. The caller holds the lock.
+fn remove(work: &Work, key: &Key, version: Option<&Version>) -> Result<Delete> {
+    if let Some(version) = version
+        && file_meta(&work.root, key)?.map(|(there, _)| there).as_ref() != Some(version)
+    {
+        return Ok(Delete::Refused);
+    }
+    match rustix::fs::unlinkat(&work.root, &*path_of(key.as_str()), AtFlags::empty()) {
+        Ok(()) => Ok(Delete::Deleted),
+        // EISDIR on Linux, EPERM on macOS: a folder is not an object.
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Ok(Delete::Deleted),
+        Err(error) => Err(write_error(error).at(key)),
+    }
+}
+
+fn rename_new(work: &Work, temp: &str, path: &str) -> Result<(), Errno> {
+    let flags = RenameFlags::NOREPLACE;
+    match rustix::fs::renameat_with(&work.temps, temp, &work.root, path, flags) {
+        // Some file systems cannot; a hard link never replaces either.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            rustix::fs::linkat(&work.temps, temp, &work.root, path, AtFlags::empty())?;
+            rustix::fs::unlinkat(&work.temps, temp, AtFlags::empty())
+        }
+        renamed => renamed,
+    }
+}
+
+fn rename_over(
+    work: &Work,
+    temp: &mut Temp,
+    path: &str,
+    durability: Durability,
+) -> Result<(), Errno> {
+    // ext4 starts writing a file's data when it is renamed over another, so that a power loss
+    // shows the old or the new content. That costs four times the rename. An exchange does not.
+    if durability == Durability::Volatile {
+        let flags = RenameFlags::EXCHANGE;
+        match rustix::fs::renameat_with(&work.temps, temp.name(), &work.root, path, flags) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
+            // The old content stands in the temporary file now, and goes with it.
+            exchanged => return exchanged,
+        }
+    }
+    rustix::fs::renameat(&work.temps, temp.name(), &work.root, path)?;
+    temp.became_object();
+    Ok(())
+}
+
+fn is_folder(work: &Work, path: &str) -> bool {
+    rustix::fs::statat(&work.root, path, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// Removes a folder that holds nothing but folders, and says whether it is gone.
+fn remove_empty(work: &Work, path: &str) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let Ok(folder) = rustix::fs::openat(&work.root, path, flags, Mode::empty()) else {
+        return true;
+    };
+    let Ok(entries) = rustix::fs::Dir::new(folder) else { return false };
+    for entry in entries.filter_map(Result::ok) {
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        let Ok(name) = name.to_str() else { return false };
+        let below = format!("{path}/{name}");
+        if !is_folder(work, &below) || !remove_empty(work, &below) {
+            return false;
+        }
+    }
+    match rustix::fs::unlinkat(&work.root, path, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => true,
+        Err(_) => false,
+    }
+}
+
+fn make_folder(root: &OwnedFd, path: &str) -> Result<(), Errno> {
+    match rustix::fs::mkdirat(root, path, Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The file of an object, or `None` if there is no object with this key.
+fn open(root: &OwnedFd, key: &Key) -> Result<Option<(OwnedFd, Stat)>> {
+    let path = path_of(key.as_str());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match rustix::fs::openat(root, &*path, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        Err(Errno::LOOP) => {
+            return Err(Error::new(ErrorKind::Data, "is a symbolic link, not an object").at(key));
+        }
+        Err(error) => return Err(io_error("open", error).at(key)),
+    };
+    let stat = rustix::fs::fstat(&file).map_err(|error| io_error("open", error).at(key))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(Some((file, stat))),
+        FileType::Directory => Ok(None),
+        _ => Err(Error::new(ErrorKind::Data, "is not a regular file").at(key)),
+    }
+}
+
+fn file_meta(root: &OwnedFd, key: &Key) -> Result<Option<(Version, Stat)>> {
+    let Some((file, stat)) = open(root, key)? else { return Ok(None) };
+    let version = read_version(&file, &stat).map_err(|error| io_error("read", error).at(key))?;
+    Ok(Some((version, stat)))
+}
+
+fn read_all(file: &OwnedFd, stat: &Stat) -> Result<Vec<u8>, Errno> {
+    let size = usize::try_from(stat.st_size).unwrap_or(0);
+    // One byte more than it has, so that the read that fills it also sees the end.
+    let mut body = Vec::with_capacity(size + 1);
+    loop {
+        if body.len() == body.capacity() {
+            body.reserve(64 << 10);
+        }
+        match rustix::io::read(file, rustix::buffer::spare_capacity(&mut body)) {
+            Ok(0) => return Ok(body),
+            Ok(_) => {}
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn read_version(file: &OwnedFd, stat: &Stat) -> Result<Version, Errno> {
+    match stat.st_size as u64 > HASHED {
+        true => Ok(version_of(&[], stat)),
+        false => Ok(version_of(&read_all(file, stat)?, stat)),
+    }
+}
+
+fn version_of(body: &[u8], stat: &Stat) -> Version {
+    if stat.st_size as u64 > HASHED {
+        return Version::new(format!(
+            "{:x}-{:x}-{:x}.{:x}",
+            stat.st_ino, stat.st_size, stat.st_mtime, stat.st_mtime_nsec
+        ));
+    }
+    super::content_version(body)
+}
+
+fn stored_version(body: &[u8], file: &OwnedFd) -> Version {
+    if body.len() as u64 > HASHED
+        && let Ok(stat) = rustix::fs::fstat(file)
+    {
+        return version_of(body, &stat);
+    }
+    super::content_version(body)
+}
+
+/// Gives the new file the mode and owner of the one it replaces, as far as we may.
+fn keep_permissions(file: &OwnedFd, old: &Stat) {
+    let Ok(new) = rustix::fs::fstat(file) else { return };
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid) {
+        let owner = rustix::fs::Uid::from_raw(old.st_uid);
+        let group = rustix::fs::Gid::from_raw(old.st_gid);
+        let _ = rustix::fs::fchown(file, Some(owner), Some(group));
+    }
+    if new.st_mode != old.st_mode {
+        let _ = rustix::fs::fchmod(file, Mode::from_raw_mode(old.st_mode));
+    }
+}
+
+#[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
+fn mtime(stat: &Stat) -> StoreTime {
+    let seconds = stat.st_mtime as i64;
+    let micros = stat.st_mtime_nsec as i64 / 1000;
+    StoreTime::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros))
+}
+
+fn hash(text: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(text.as_bytes())
+}
+
+fn io_error(verb: &str, error: Errno) -> Error {
+    let kind = match error {
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorKind::Denied,
+        Errno::NAMETOOLONG => ErrorKind::Invalid,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, format!("cannot {verb}: {error}")).caused_by(error)
+}
+
+fn write_error(error: Errno) -> Error {
+    match error {
+        Errno::NOSPC | Errno::DQUOT => {
+            Error::unavailable("the disk is full: make room, then try again").caused_by(error)
+        }
+        error => io_error("write", error),
+    }
+}
+
+fn folder_error(error: Errno) -> Error {
+    match error {
+        Errno::NOTDIR => Error::invalid(
+            "an object has the name of one of this key's directories: choose another name",
+        )
+        .caused_by(error),
+        error => write_error(error),
+    }
+}

@@ -1,0 +1,156 @@
+//! Stripe locks: what makes "compare, then rename" one step between processes.
+//!
+//! A lock is `flock` on one of 64 never-deleted files, chosen by the key's hash. The kernel drops
+//! it with its process, so a crash cannot leave one behind. It is held for a compare and a rename,
+//! never while something is flushed, so waits are short; one that is not names who is in the way.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::env::Env;
+use crate::{Error, Result};
+
+const STRIPES: usize = 64;
+
+/// How long to wait for another process' compare-and-rename before giving up.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long to wait on the caller's own thread, which may be an executor's.
+pub const BRIEF: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+pub struct Stripes {
+    files: [Mutex<Option<OwnedFd>>; STRIPES],
+}
+
+/// Held while it lives.
+pub struct Stripe<'a> {
+    file: MutexGuard<'a, Option<OwnedFd>>,
+}
+
+impl Drop for Stripe<'_> {
+    fn drop(&mut self) {
+        if let Some(file) = &*self.file {
+            // Closing is the only other way to unlock, and the kernel does that when we end.
+            let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+        }
+    }
+}
+
+impl Stripes {
+    pub fn new() -> Self {
+        Self { files: [const { Mutex::new(None) }; STRIPES] }
+    }
+
+    /// Takes the lock for `key`, or returns `None` if that takes longer than [`BRIEF`].
+    pub fn lock_briefly(
+        &self,
+        locks: &OwnedFd,
+        key: &str,
+        env: &Env,
+    ) -> Result<Option<Stripe<'_>>> {
+        self.lock_within(locks, key, env, BRIEF)
+    }
+
+    /// Takes the lock for `key`, waiting as long as is reasonable.
+    pub fn lock(&self, locks: &OwnedFd, key: &str, env: &Env) -> Result<Stripe<'_>> {
+        if let Some(stripe) = self.lock_within(locks, key, env, PATIENCE)? {
+            return Ok(stripe);
+        }
+        let name = name_of(index_of(key));
+        let holder = rustix::fs::statat(locks, name.as_str(), rustix::fs::AtFlags::empty())
+            .ok()
+            .and_then(|stat| flock_holder(stat.st_ino))
+            .map_or_else(|| "another process".to_owned(), |pid| format!("process {pid}"));
+        Err(Error::unavailable(format!(
+            "{holder} has held the store's stripe lock {name} for {} s; is it stopped?",
+            PATIENCE.as_secs()
+        )))
+    }
+
+    fn lock_within(
+        &self,
+        locks: &OwnedFd,
+        key: &str,
+        env: &Env,
+        patience: Duration,
+    ) -> Result<Option<Stripe<'_>>> {
+        let index = index_of(key);
+        let deadline = env.clock().boot().plus(patience);
+        let mut pause = Duration::from_micros(10);
+        loop {
+            if let Some(stripe) = self.try_lock(locks, index)? {
+                return Ok(Some(stripe));
+            }
+            if env.clock().boot() >= deadline {
+                return Ok(None);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    fn try_lock(&self, locks: &OwnedFd, index: usize) -> Result<Option<Stripe<'_>>> {
+        // Threads of this process share the open file, which flock does not tell apart: the mutex
+        // does. Nobody waits while holding it.
+        let mut file = match self.files[index].try_lock() {
+            Ok(file) => file,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+        };
+        loop {
+            let open = match &*file {
+                Some(open) => open,
+                None => file.insert(open_stripe(locks, index)?),
+            };
+            match rustix::fs::flock(open, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    // Somebody removed the file and others lock a new one: so must we.
+                    let stat = rustix::fs::fstat(open).map_err(|error| failed(index, error))?;
+                    if stat.st_nlink > 0 {
+                        return Ok(Some(Stripe { file }));
+                    }
+                    *file = None;
+                }
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(failed(index, error)),
+            }
+        }
+    }
+}
+
+fn open_stripe(locks: &OwnedFd, index: usize) -> Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::openat(locks, name_of(index), flags, Mode::from_raw_mode(0o666))
+        .map_err(|error| failed(index, error))
+}
+
+fn failed(index: usize, error: Errno) -> Error {
+    Error::unavailable(format!("stripe lock {}: {error}", name_of(index))).caused_by(error)
+}
+
+fn index_of(key: &str) -> usize {
+    (xxhash_rust::xxh3::xxh3_64(key.as_bytes()) % STRIPES as u64) as usize
+}
+
+fn name_of(index: usize) -> String {
+    format!("{index:02}")
+}
+
+/// The process that holds a flock on this inode, as Linux shows it.
+fn flock_holder(inode: u64) -> Option<u32> {
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        // "1: FLOCK  ADVISORY  WRITE 1234 fe:00:131 0 EOF"
+        let mut words = line.split_whitespace();
+        let held = words.nth(1)? == "FLOCK";
+        let pid = words.nth(2)?.parse().ok()?;
+        let same = words.next()?.rsplit(':').next()?.parse() == Ok(inode);
+        (held && same).then_some(pid)
+    })
+}

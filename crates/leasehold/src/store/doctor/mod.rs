@@ -1,0 +1,1 @@
+//! Proves that a store is safe before anyone trusts it.

@@ -1,0 +1,259 @@
+//! Compare-and-swap objects: the only thing that Leasehold needs from the world.
+//!
+//! ```text
+//!   Store     a handle: retries, settles unknown outcomes, checks the store's format
+//!     │
+//!   Backend   one request per call, four outcomes: stored, refused, contended, unknown
+//!     │
+//!   dir   memory   cloud (S3, GCS, Azure)
+//! ```
+//!
+//! **Unknown is resolved, never guessed.** A conditional write whose answer was lost is read back:
+//! if its nonce is there, it applied. So is any refusal that follows a retry, because a retry that
+//! meets its own first attempt is refused too.
+//!
+//! Nothing above this module sees a status code.
+
+pub mod backend;
+#[cfg(feature = "cloud")]
+pub mod cloud;
+#[cfg(unix)]
+pub mod dir;
+pub mod doctor;
+pub mod memory;
+pub mod meter;
+mod root;
+mod settle;
+mod types;
+mod url;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use leasehold_protocol::cas::Version;
+use leasehold_protocol::format::root::Limit;
+use leasehold_protocol::key::Key;
+use leasehold_protocol::time::StoreTime;
+
+pub use backend::{Backend, Kind};
+pub use types::{
+    Delete, Detail, Durability, Entry, Get, List, Meta, Object, PAGE, Page, Put, Unknown, Write,
+};
+pub use url::{Connect, StoreUrl};
+
+use crate::env::Env;
+use crate::{Error, ErrorKind, Result, StoreSettings};
+use meter::{Meter, Usage};
+use settle::{Driver, retrying};
+
+/// A store. Clones share the connection, the meter and what is known of the store.
+#[derive(Debug, Clone)]
+pub struct Store(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    backend: Arc<dyn Backend>,
+    env: Env,
+    settings: StoreSettings,
+    root: tokio::sync::OnceCell<root::Known>,
+}
+
+impl Store {
+    /// A store on this backend.
+    pub fn new(backend: Arc<dyn Backend>, env: Env, settings: StoreSettings) -> Result<Self> {
+        let settings = settings.checked()?;
+        Ok(Self(Arc::new(Inner { backend, env, settings, root: tokio::sync::OnceCell::new() })))
+    }
+
+    /// An empty store in memory.
+    pub fn memory() -> Self {
+        let env = Env::system();
+        let backend = Arc::new(memory::Memory::new(env.clone()));
+        Self(Arc::new(Inner {
+            backend,
+            env,
+            settings: StoreSettings::default(),
+            root: tokio::sync::OnceCell::new(),
+        }))
+    }
+
+    /// The object at `key`, or `None`. One GET.
+    pub async fn get(&self, key: &Key) -> Result<Option<Object>> {
+        let got = retrying!(self.driver(), self.0.backend.get(key, None).await)?;
+        Ok(match got {
+            Get::Found(object) => Some(object),
+            Get::Absent | Get::Unchanged => None,
+        })
+    }
+
+    /// The object at `key` unless it is still the `known` version: then no body is transferred.
+    /// One GET.
+    pub async fn get_if_changed(&self, key: &Key, known: &Version) -> Result<Get> {
+        retrying!(self.driver(), self.0.backend.get(key, Some(known)).await)
+    }
+
+    /// What the store tells of the object at `key`, or `None`. One HEAD.
+    pub async fn head(&self, key: &Key) -> Result<Option<Meta>> {
+        retrying!(self.driver(), self.0.backend.head(key).await)
+    }
+
+    /// Writes an object. One PUT; one GET more for each answer that got lost.
+    ///
+    /// `Contended` and `Unknown` are what remains after all attempts.
+    pub async fn put(&self, key: &Key, body: Bytes, write: Write) -> Result<Put> {
+        self.may_write().await?;
+        self.driver().put(key, body, &write).await
+    }
+
+    /// Deletes an object in whatever state it is. One DELETE.
+    pub async fn delete(&self, key: &Key) -> Result<Delete> {
+        self.may_write().await?;
+        self.driver().delete(key, None).await
+    }
+
+    /// Deletes an object in this version only. One DELETE; one HEAD more for each lost answer.
+    ///
+    /// `Unsupported` on a store that cannot do it safely: see [`Store::limits`].
+    pub async fn delete_version(&self, key: &Key, version: &Version) -> Result<Delete> {
+        if self.may_write().await?.limits.contains(&Limit::ConditionalDelete) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "this store cannot delete conditionally (run `leasehold doctor`)",
+            )
+            .at(key));
+        }
+        self.driver().delete(key, Some(version)).await
+    }
+
+    /// Deletes many objects in whatever state they are, in batches where the store has them. On an
+    /// error some may be gone; deleting the same again is safe.
+    pub async fn delete_many(&self, keys: &[Key]) -> Result<()> {
+        self.may_write().await?;
+        retrying!(self.driver(), self.0.backend.delete_many(keys).await)
+    }
+
+    /// A listing, fetched page by page: one LIST each.
+    pub fn list(&self, list: List) -> Listing {
+        let limit = list.limit;
+        let mut list = list;
+        if let Some(limit) = limit {
+            list.page = list.page.min(limit.max(1));
+        }
+        Listing { store: self.clone(), lister: self.0.backend.list(list), left: limit }
+    }
+
+    /// Makes what others wrote at these keys durable. No request on a bucket, which always is.
+    pub async fn persist(&self, keys: &[Key]) -> Result<()> {
+        self.0.backend.persist(keys).await
+    }
+
+    /// The store's time, as its last answer told it plus what has passed here since. Asks the
+    /// store (one HEAD) if it has not said anything yet.
+    ///
+    /// Good enough to rank and to stamp. Whether a lease is stale is judged by the two times of
+    /// one response instead, see [`Meta`].
+    pub async fn now(&self) -> Result<StoreTime> {
+        let reading = match self.0.backend.reading() {
+            Some(reading) => reading,
+            None => {
+                self.head(&root::key()).await?;
+                self.0.backend.reading().ok_or_else(|| {
+                    Error::new(ErrorKind::Unsupported, "the store does not tell the time")
+                })?
+            }
+        };
+        Ok(reading.store.plus(self.0.env.clock().boot().since(reading.at)))
+    }
+
+    /// What this store is known not to do. Reads the store's root record, once.
+    pub async fn limits(&self) -> Result<std::collections::BTreeSet<Limit>> {
+        Ok(self.may_write().await?.limits.clone())
+    }
+
+    /// Makes the store if it is not there: tries out its conditional requests and writes the root
+    /// record. Every write does this first, once; calling it is a way to do it early.
+    pub async fn init(&self) -> Result<()> {
+        self.may_write().await.map(|_| ())
+    }
+
+    /// What was requested so far, by all clones.
+    pub fn usage(&self) -> Usage {
+        self.meter().usage()
+    }
+
+    /// The counter behind [`Store::usage`].
+    pub fn meter(&self) -> &Arc<Meter> {
+        self.0.backend.meter()
+    }
+
+    /// Its URL, for messages.
+    pub fn url(&self) -> String {
+        self.0.backend.url()
+    }
+
+    /// What sort of store it is.
+    pub fn kind(&self) -> Kind {
+        self.0.backend.kind()
+    }
+
+    /// Where its time and chance come from.
+    pub fn env(&self) -> &Env {
+        &self.0.env
+    }
+
+    /// What is below it: single requests and raw outcomes. For the doctor and for tests.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.0.backend
+    }
+
+    fn driver(&self) -> Driver<'_> {
+        Driver { backend: &*self.0.backend, env: &self.0.env, settings: &self.0.settings }
+    }
+
+    async fn may_write(&self) -> Result<&root::Known> {
+        let known = self.0.root.get_or_try_init(|| root::know(self.driver())).await?;
+        known.writable()?;
+        Ok(known)
+    }
+}
+
+/// A listing in progress.
+pub struct Listing {
+    store: Store,
+    lister: Box<dyn backend::Lister>,
+    left: Option<usize>,
+}
+
+impl Listing {
+    /// The next page, or `None` after the last one.
+    pub async fn next_page(&mut self) -> Result<Option<Page>> {
+        if self.left == Some(0) {
+            return Ok(None);
+        }
+        let page = retrying!(self.store.driver(), self.lister.next_page().await)?;
+        let Some(mut page) = page else { return Ok(None) };
+        if let Some(left) = &mut self.left {
+            // Only the last page can be too long; which of the two is cut makes no difference.
+            page.entries.truncate(*left);
+            page.prefixes.truncate(*left - page.entries.len());
+            *left -= page.len();
+        }
+        Ok(Some(page))
+    }
+
+    /// Everything at once. Only for what is known to be small, or limited.
+    pub async fn collect(mut self) -> Result<Page> {
+        let mut all = Page::default();
+        while let Some(page) = self.next_page().await? {
+            all.entries.extend(page.entries);
+            all.prefixes.extend(page.prefixes);
+            all.now = page.now.or(all.now);
+        }
+        Ok(all)
+    }
+}
+
+/// The version of a small object where the store has no better one: a hash of its content.
+fn content_version(body: &[u8]) -> Version {
+    Version::new(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(body)))
+}

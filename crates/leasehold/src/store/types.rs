@@ -1,0 +1,277 @@
+//! What goes into a store and what comes out.
+
+use bytes::Bytes;
+use leasehold_protocol::cas::{Version, When};
+use leasehold_protocol::key::{self, Key};
+use leasehold_protocol::settle::Proof;
+use leasehold_protocol::time::StoreTime;
+
+use crate::{Error, Result};
+
+/// What a store tells of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meta {
+    /// Which state of the object this is.
+    pub version: Version,
+    /// When it was written, by the store's clock. A bucket rounds it down to the second.
+    pub modified: StoreTime,
+    /// The store's own time of this very response. `now.since(modified)` is the object's age
+    /// without any other clock in it.
+    pub now: StoreTime,
+    /// Its length in bytes.
+    pub size: u64,
+}
+
+/// An object: its content and what the store tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Object {
+    /// The content.
+    pub body: Bytes,
+    /// The rest.
+    pub meta: Meta,
+}
+
+/// What a read found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Get {
+    /// This object.
+    Found(Object),
+    /// The version that the caller knows already; no body was transferred.
+    Unchanged,
+    /// Nothing.
+    Absent,
+}
+
+/// What became of a write.
+#[derive(Debug)]
+#[must_use = "a write can be refused"]
+pub enum Put {
+    /// It applied, and this is its version.
+    Stored(Version),
+    /// It did not apply: somebody else's object is there, or the matched one is gone.
+    Refused,
+    /// It did not apply: others were writing at the same time. Try again.
+    Contended,
+    /// It may have applied or not, or may still do so.
+    Unknown(Unknown),
+}
+
+/// What became of a delete.
+#[derive(Debug)]
+#[must_use = "a delete can be refused"]
+pub enum Delete {
+    /// The object is gone. Without a condition that includes "it was not there".
+    Deleted,
+    /// The matched version was not there, and nothing was deleted.
+    Refused,
+    /// Nothing was deleted: others were writing at the same time. Try again.
+    Contended,
+    /// It may have applied or not, or may still do so.
+    Unknown(Unknown),
+}
+
+/// Why nobody knows what became of a request.
+#[derive(Debug)]
+pub enum Unknown {
+    /// The answer did not arrive. A read tells what became of it.
+    NoAnswer(Error),
+    /// It applied, but flushing it to disk failed: a power loss may undo it. Reading it back
+    /// proves nothing, and a second flush may succeed without having written anything.
+    NotFlushed(Error),
+}
+
+impl Unknown {
+    /// What happened.
+    pub fn error(&self) -> &Error {
+        match self {
+            Self::NoAnswer(error) | Self::NotFlushed(error) => error,
+        }
+    }
+
+    /// The same, by value.
+    pub fn into_error(self) -> Error {
+        match self {
+            Self::NoAnswer(error) | Self::NotFlushed(error) => error,
+        }
+    }
+}
+
+/// What a power loss may do to a write. Buckets make everything durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// On disk before success is reported. Concurrent durable writes share their flushes.
+    #[default]
+    Durable,
+    /// Not waited for. After a power loss the old content or the new one is there, never a mix.
+    Ordered,
+    /// Not waited for, and possibly empty after a power loss. Several times faster than `Ordered`
+    /// where an object is replaced; for what a reboot makes worthless anyway, like heartbeats.
+    Volatile,
+}
+
+/// How to write.
+#[derive(Debug, Clone)]
+pub struct Write {
+    pub(crate) when: When,
+    pub(crate) proof: Proof,
+    pub(crate) durability: Durability,
+}
+
+impl Write {
+    /// Replaces whatever is there. Durable.
+    pub fn any() -> Self {
+        Self::when(When::Any, Proof::Bytes)
+    }
+
+    /// Applies only in this state of the object; `proof` is how the write is recognised should its
+    /// answer be lost. Durable.
+    pub fn when(when: When, proof: Proof) -> Self {
+        Self { when, proof, durability: Durability::Durable }
+    }
+
+    /// The same with another durability.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+}
+
+/// How much a listing tells of each object. A bucket always tells all, at no extra cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Detail {
+    /// Keys.
+    #[default]
+    Keys,
+    /// Sizes and times too: in a directory, one more system call each.
+    Stat,
+    /// Versions too: in a directory, each file is read.
+    Version,
+}
+
+/// Keys per page where nothing else is asked for: what S3 gives at most.
+pub const PAGE: usize = 1000;
+
+/// Which keys to list.
+#[derive(Debug, Clone)]
+pub struct List {
+    pub(crate) prefix: String,
+    pub(crate) start_after: Option<String>,
+    pub(crate) delimited: bool,
+    pub(crate) limit: Option<usize>,
+    pub(crate) page: usize,
+    pub(crate) detail: Detail,
+    pub(crate) ordered: bool,
+}
+
+impl List {
+    /// Everything whose key begins with `prefix`.
+    pub fn prefix(prefix: impl Into<String>) -> Result<Self> {
+        let prefix = prefix.into();
+        key::check_prefix(&prefix)
+            .map_err(|error| Error::invalid(format!("prefix {prefix:?}: {error}")))?;
+        Ok(Self {
+            prefix,
+            start_after: None,
+            delimited: false,
+            limit: None,
+            page: PAGE,
+            detail: Detail::Keys,
+            ordered: true,
+        })
+    }
+
+    /// Only keys after this one. An entry point, not a cursor: some stores list out of order, so
+    /// whoever wants all the keys goes on with the same listing's next page.
+    #[must_use]
+    pub fn start_after(mut self, key: impl Into<String>) -> Self {
+        self.start_after = Some(key.into());
+        self
+    }
+
+    /// Folds everything behind the next `/` into one common prefix.
+    #[must_use]
+    pub fn delimited(mut self) -> Self {
+        self.delimited = true;
+        self
+    }
+
+    /// At most this many keys and prefixes altogether.
+    #[must_use]
+    pub fn limit(mut self, limit: usize) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// At most this many keys and prefixes per page, 1 to 1,000.
+    #[must_use]
+    pub fn page_size(mut self, page: usize) -> Self {
+        self.page = page.clamp(1, PAGE);
+        self
+    }
+
+    /// How much to tell of each object.
+    #[must_use]
+    pub fn detail(mut self, detail: Detail) -> Self {
+        self.detail = detail;
+        self
+    }
+
+    /// In whatever order is cheapest. In a directory the first page then costs a page, however
+    /// many entries there are; in order, the names of one directory are read first.
+    #[must_use]
+    pub fn unordered(mut self) -> Self {
+        self.ordered = false;
+        self
+    }
+
+    /// Whether `key` is one of those asked for, as far as prefix and entry point go.
+    pub(crate) fn includes(&self, key: &str) -> bool {
+        key.starts_with(&self.prefix) && self.start_after.as_deref().is_none_or(|after| key > after)
+    }
+
+    /// The common prefix that `key` is folded into, if any: up to the first `/` behind the prefix.
+    pub(crate) fn fold<'k>(&self, key: &'k str) -> Option<&'k str> {
+        if !self.delimited {
+            return None;
+        }
+        let rest = key.get(self.prefix.len()..)?;
+        rest.find('/').map(|slash| &key[..self.prefix.len() + slash + 1])
+    }
+}
+
+/// An object as a listing shows it. What a directory was not asked for is `None`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub key: Key,
+    /// Its length in bytes.
+    pub size: Option<u64>,
+    /// When it was written, by the store's clock.
+    pub modified: Option<StoreTime>,
+    /// Which state it is in.
+    pub version: Option<Version>,
+}
+
+/// A page of a listing.
+#[derive(Debug, Clone, Default)]
+pub struct Page {
+    /// Objects.
+    pub entries: Vec<Entry>,
+    /// Common prefixes, each ending with `/`, where the listing is delimited.
+    pub prefixes: Vec<String>,
+    /// The store's time of this page.
+    pub now: Option<StoreTime>,
+}
+
+impl Page {
+    /// How many objects and prefixes it holds.
+    pub fn len(&self) -> usize {
+        self.entries.len() + self.prefixes.len()
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

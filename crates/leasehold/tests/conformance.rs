@@ -1,0 +1,70 @@
+//! Every backend passes the same suite: a directory, memory, and real servers.
+
+use std::sync::OnceLock;
+
+use leasehold::store::cloud::CloudOptions;
+use leasehold::store::{Connect, Store, StoreUrl};
+use leasehold_testkit::conformance_tests;
+use leasehold_testkit::servers::Server;
+
+mod memory {
+    use super::*;
+    conformance_tests!(Store::memory(), ordered: true);
+}
+
+mod directory {
+    use super::*;
+
+    fn store() -> Store {
+        static ROOT: OnceLock<tempfile::TempDir> = OnceLock::new();
+        let root = ROOT.get_or_init(|| tempfile::tempdir().unwrap());
+        Connect::new(StoreUrl::Directory(root.path().join("store"))).open().unwrap()
+    }
+
+    conformance_tests!(store(), ordered: true);
+}
+
+fn bucket(scheme: &str, server: &Server) -> Store {
+    let url = format!("{scheme}://{}/fleet/one", server.bucket());
+    let mut connect = Connect::new(url.parse().unwrap());
+    connect.cloud = CloudOptions {
+        endpoint: Some(server.endpoint()),
+        access_key: Some(server.access_key().to_owned()),
+        secret_key: Some(server.secret_key().to_owned()),
+        ..CloudOptions::default()
+    };
+    connect.open().unwrap()
+}
+
+mod seaweedfs {
+    use super::*;
+
+    fn store() -> Store {
+        static SERVER: OnceLock<Server> = OnceLock::new();
+        bucket("s3", SERVER.get_or_init(Server::seaweedfs))
+    }
+
+    conformance_tests!(store(), ordered: false);
+}
+
+mod ministack {
+    use super::*;
+
+    fn store() -> Store {
+        static SERVER: OnceLock<Server> = OnceLock::new();
+        bucket("s3", SERVER.get_or_init(Server::ministack))
+    }
+
+    conformance_tests!(store(), ordered: true);
+}
+
+mod azurite {
+    use super::*;
+
+    fn store() -> Store {
+        static SERVER: OnceLock<Server> = OnceLock::new();
+        bucket("az", SERVER.get_or_init(Server::azurite))
+    }
+
+    conformance_tests!(store(), ordered: true);
+}
