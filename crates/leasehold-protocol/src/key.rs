@@ -137,16 +137,16 @@ fn check(name: &str, form: Form) -> Result<(), KeyError> {
 
 /// Any text as one key segment, reversibly: ordinary names stay as they are.
 ///
-/// Everything that a segment or a URL path treats specially becomes `%XX`; a name made of dots
-/// loses its first one to `%2E`. The empty text is `%`, which nothing else becomes.
+/// What some store cannot hold in a segment becomes `%XX`: slashes of both kinds, control
+/// characters, and a dot at the end. The empty text is `%`, which nothing else becomes.
 pub fn encode_segment(text: &str) -> String {
     if text.is_empty() {
         return "%".to_owned();
     }
-    let dots = text == "." || text == "..";
+    let last = text.len() - 1;
     let mut out = String::with_capacity(text.len());
     for (at, c) in text.char_indices() {
-        if c == '/' || c == '%' || c == '\\' || c.is_control() || (dots && at == 0) {
+        if c == '/' || c == '%' || c == '\\' || c.is_control() || (c == '.' && at == last) {
             let mut utf8 = [0; 4];
             for byte in c.encode_utf8(&mut utf8).bytes() {
                 out.push_str(&format!("%{byte:02X}"));
@@ -223,7 +223,8 @@ mod tests {
         assert_eq!(encode_segment("example.com"), "example.com");
         assert_eq!(encode_segment("Zürich 2 (b)"), "Zürich 2 (b)");
         assert_eq!(encode_segment("a/b"), "a%2Fb");
-        assert_eq!(encode_segment(".."), "%2E.");
+        assert_eq!(encode_segment(".."), ".%2E");
+        assert_eq!(encode_segment("example.com."), "example.com%2E");
         assert_eq!(decode_segment("%zz"), None);
         // Only the one spelling that we write is read back: no two names for one thing.
         assert_eq!(decode_segment("%61"), None);

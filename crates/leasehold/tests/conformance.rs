@@ -4,12 +4,13 @@ use std::sync::OnceLock;
 
 use leasehold::store::cloud::CloudOptions;
 use leasehold::store::{Connect, Store, StoreUrl};
+use leasehold_testkit::conformance::{Backslash, Traits};
 use leasehold_testkit::conformance_tests;
 use leasehold_testkit::servers::Server;
 
 mod memory {
     use super::*;
-    conformance_tests!(Store::memory(), ordered: true);
+    conformance_tests!(Store::memory(), Traits::S3);
 }
 
 mod directory {
@@ -21,7 +22,7 @@ mod directory {
         Connect::new(StoreUrl::Directory(root.path().join("store"))).open().unwrap()
     }
 
-    conformance_tests!(store(), ordered: true);
+    conformance_tests!(store(), Traits::S3);
 }
 
 fn bucket(scheme: &str, server: &Server) -> Store {
@@ -44,7 +45,15 @@ mod seaweedfs {
         bucket("s3", SERVER.get_or_init(Server::seaweedfs))
     }
 
-    conformance_tests!(store(), ordered: false);
+    conformance_tests!(
+        store(),
+        Traits {
+            ordered: false,
+            exact_prefixes: false,
+            backslash: Backslash::Mangled,
+            ..Traits::S3
+        }
+    );
 }
 
 mod ministack {
@@ -55,7 +64,7 @@ mod ministack {
         bucket("s3", SERVER.get_or_init(Server::ministack))
     }
 
-    conformance_tests!(store(), ordered: true);
+    conformance_tests!(store(), Traits::S3);
 }
 
 mod azurite {
@@ -66,5 +75,5 @@ mod azurite {
         bucket("az", SERVER.get_or_init(Server::azurite))
     }
 
-    conformance_tests!(store(), ordered: true);
+    conformance_tests!(store(), Traits { backslash: Backslash::Refused, ..Traits::S3 });
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold_protocol::cas::{Version, When};
-use leasehold_protocol::key::Key;
+use leasehold_protocol::key::{Key, MAX_KEY_BYTES};
 use leasehold_protocol::time::StoreTime;
 use opendal::raw::oio::{Delete as _, List as _, ReadStream as _, Write as _};
 use opendal::raw::{OpDelete, OpList, OpRead, OpReader, OpStat, OpWrite, Servicer, oio};
@@ -77,6 +77,8 @@ pub struct Cloud {
     meter: Arc<Meter>,
     kind: Kind,
     url: String,
+    /// How long our keys may be, below the prefix.
+    room: usize,
 }
 
 impl Cloud {
@@ -97,11 +99,15 @@ impl Cloud {
             Kind::Azure => "az",
             _ => "s3",
         };
+        let room = MAX_KEY_BYTES.saturating_sub(match prefix {
+            "" => 0,
+            prefix => prefix.len() + 1,
+        });
         let url = match prefix {
             "" => format!("{scheme}://{bucket}"),
             prefix => format!("{scheme}://{bucket}/{prefix}"),
         };
-        Ok(Self { service, transport, executor: Executor::default(), meter, kind, url })
+        Ok(Self { service, transport, executor: Executor::default(), meter, kind, url, room })
     }
 
     /// A context in which the answer to an operation is noted.
@@ -110,6 +116,27 @@ impl Cloud {
         let observed = Observed { transport: self.transport.clone(), answered: answered.clone() };
         let transport = HttpTransporter::new(observed);
         (OperationContext::from_parts(transport, self.executor.clone()), answered)
+    }
+
+    /// Whether this provider can hold the key as it is.
+    fn check(&self, key: &Key) -> Result<()> {
+        let name = key.as_str();
+        if name.len() > self.room {
+            return Err(Error::invalid(format!(
+                "with the store's prefix this key is longer than {MAX_KEY_BYTES} bytes"
+            ))
+            .at(key));
+        }
+        // Azure turns a backslash into a slash, and drops a dot at the end of a segment.
+        if self.kind == Kind::Azure
+            && (name.contains('\\') || name.split('/').any(|segment| segment.ends_with('.')))
+        {
+            return Err(Error::invalid(
+                "Azure has no keys with a backslash or with a dot at the end of a segment",
+            )
+            .at(key));
+        }
+        Ok(())
     }
 
     fn uses_generations(&self) -> bool {
@@ -222,6 +249,7 @@ impl Backend for Cloud {
     }
 
     async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
+        self.check(key)?;
         let (context, answered) = self.operation();
         let mut read = options::ReadOptions::default();
         match unless {
@@ -259,6 +287,7 @@ impl Backend for Cloud {
     }
 
     async fn head(&self, key: &Key) -> Result<Option<Meta>> {
+        self.check(key)?;
         let (context, answered) = self.operation();
         match self.service.stat_dyn(&context, key.as_str(), OpStat::new()).await {
             Ok(told) => {
@@ -274,6 +303,7 @@ impl Backend for Cloud {
     }
 
     async fn put(&self, key: &Key, body: Bytes, when: &When, _: Durability) -> Result<Put> {
+        self.check(key)?;
         let (context, answered) = self.operation();
         let mut write = options::WriteOptions::default();
         match when {
@@ -308,6 +338,7 @@ impl Backend for Cloud {
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
+        self.check(key)?;
         let (context, answered) = self.operation();
         let mut delete = options::DeleteOptions::default();
         match version {
@@ -340,6 +371,7 @@ impl Backend for Cloud {
         if keys.is_empty() {
             return Ok(());
         }
+        keys.iter().try_for_each(|key| self.check(key))?;
         let (context, answered) = self.operation();
         let deleted = async {
             let mut deleter = self.service.delete_dyn(&context)?;
