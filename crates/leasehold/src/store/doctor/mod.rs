@@ -1,1 +1,191 @@
 //! Proves that a store is safe before anyone trusts it.
+//!
+//! Stores lie: some ignore conditions, some check first and write then, and it shows only when 16
+//! clients do it at once. [`Doctor::run`] does that, on objects of its own, and says what came out:
+//!
+//! - **safe**: everything that Leasehold builds on holds;
+//! - **usable with limits**: something that it can do without does not hold, and is not used;
+//! - **unsafe**: a conditional PUT is ignored or loses races, or a listing does not show what was
+//!   written. The library refuses such a store.
+//!
+//! Where the store has a root record, the verdict is noted there, so that every node minds it.
+
+mod checks;
+mod probe;
+
+use std::collections::BTreeSet;
+
+use leasehold_protocol::format::root::Limit;
+use serde::Serialize;
+
+use self::probe::Probe;
+use super::meter::Usage;
+use super::{Kind, Store, root};
+use crate::Result;
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// As it should be.
+    Pass,
+    /// Not as it should be, but Leasehold can do without.
+    Limit,
+    /// Leasehold cannot work on this.
+    Fail,
+}
+
+/// One thing that was tried.
+#[derive(Debug, Clone, Serialize)]
+pub struct Check {
+    /// A short name that stays the same between versions.
+    pub id: &'static str,
+    /// What was tried.
+    pub what: &'static str,
+    /// How it came out.
+    pub outcome: Outcome,
+    /// What was seen, and what follows from it.
+    pub detail: String,
+}
+
+/// How long a verb takes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Latency {
+    /// Which.
+    pub verb: &'static str,
+    /// How often it was measured.
+    pub samples: usize,
+    /// Half of the requests were faster, in milliseconds.
+    pub p50_ms: f64,
+    /// 99 of 100 were faster, in milliseconds.
+    pub p99_ms: f64,
+}
+
+/// What came out altogether.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Everything holds.
+    Safe,
+    /// Some things do not hold, and are not used.
+    UsableWithLimits,
+    /// Do not use it.
+    Unsafe,
+}
+
+/// The doctor's report.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Which store.
+    pub store: String,
+    /// What came out.
+    pub verdict: Verdict,
+    /// What was tried.
+    pub checks: Vec<Check>,
+    /// How long each verb takes.
+    pub latencies: Vec<Latency>,
+    /// How far the store's clock is ahead of this host's, in seconds. `None` if it has none.
+    pub clock_offset_s: Option<f64>,
+    /// Whether the verdict was noted in the store's root record. Not if there is none yet.
+    pub recorded: bool,
+    /// What it took.
+    pub usage: Usage,
+}
+
+/// Examines one store.
+#[derive(Debug)]
+pub struct Doctor {
+    probe: Probe,
+    store: Store,
+}
+
+impl Doctor {
+    /// A doctor for this store. Nothing is sent yet.
+    pub fn new(store: &Store) -> Self {
+        Self { probe: Probe::new(store), store: store.clone() }
+    }
+
+    /// Tries everything: about 700 requests, and on a bucket about a third of a cent. `done` hears
+    /// of each check as it ends. An error means that the store did not answer, not that it is bad.
+    ///
+    /// Its own objects are removed again; if this future is dropped, [`Doctor::clean_up`] does it.
+    pub async fn run(&self, mut done: impl FnMut(&Check)) -> Result<Report> {
+        let before = self.store.usage();
+        let examined = self.examine(&mut done).await;
+        let cleaned = self.clean_up().await;
+        let (checks, clock_offset_s) = examined?;
+        cleaned?;
+        let verdict = verdict_of(&checks);
+        let recorded = self.record(&checks).await?;
+        Ok(Report {
+            store: self.store.url(),
+            verdict,
+            checks,
+            latencies: self.probe.latencies(),
+            clock_offset_s,
+            recorded,
+            usage: self.store.usage().since(&before),
+        })
+    }
+
+    /// Removes the doctor's own objects.
+    pub async fn clean_up(&self) -> Result<()> {
+        self.probe.remove_all().await
+    }
+
+    async fn examine(&self, done: &mut impl FnMut(&Check)) -> Result<(Vec<Check>, Option<f64>)> {
+        let probe = &self.probe;
+        let mut checks = Vec::new();
+        let mut note = |check: Check| {
+            done(&check);
+            checks.push(check);
+        };
+        note(checks::create(probe).await?);
+        note(checks::swap(probe).await?);
+        note(checks::race_of_creates(probe).await?);
+        note(checks::race_of_swaps(probe).await?);
+        let delete = checks::delete(probe).await?;
+        let deletes = delete.outcome == Outcome::Pass;
+        note(delete);
+        if deletes {
+            note(checks::race_of_delete_and_swap(probe).await?);
+        }
+        note(checks::equal_content(probe).await?);
+        note(checks::list_after_write(probe).await?);
+        for check in checks::listing(probe).await? {
+            note(check);
+        }
+        note(checks::odd_keys(probe).await?);
+        let (clock, offset) = checks::clock(probe, self.store.kind()).await?;
+        note(clock);
+        Ok((checks, offset))
+    }
+
+    async fn record(&self, checks: &[Check]) -> Result<bool> {
+        let failed =
+            |id: &str| checks.iter().any(|check| check.id == id && check.outcome != Outcome::Pass);
+        let mut limits = BTreeSet::new();
+        if failed("delete") || failed("delete-race") {
+            limits.insert(Limit::ConditionalDelete);
+        }
+        if failed("list-order") {
+            limits.insert(Limit::ListOrder);
+        }
+        let broken = checks.iter().find(|check| check.outcome == Outcome::Fail);
+        let reason = broken.map(|check| format!("{}: {}", check.what, check.detail));
+        root::record(self.store.driver(), &limits, reason).await
+    }
+}
+
+fn verdict_of(checks: &[Check]) -> Verdict {
+    match checks.iter().map(|check| check.outcome).max() {
+        Some(Outcome::Fail) => Verdict::Unsafe,
+        Some(Outcome::Limit) => Verdict::UsableWithLimits,
+        Some(Outcome::Pass) | None => Verdict::Safe,
+    }
+}
+
+/// Whether a store of this kind tells its own time, as opposed to being this host.
+fn has_own_clock(kind: Kind) -> bool {
+    kind.is_bucket()
+}
