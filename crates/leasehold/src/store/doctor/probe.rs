@@ -10,11 +10,11 @@ use leasehold_protocol::key::Key;
 use leasehold_protocol::settle::Proof;
 
 use super::Latency;
-use crate::Result;
 use crate::store::backend::Reading;
 use crate::store::settle::{Driver, retrying};
 use crate::store::types::{Delete, Durability, Entry, Get, List, Meta, Object, Page, Put, Write};
 use crate::store::{Listing, Store};
+use crate::{Error, Result};
 
 /// Clones share the memory of what was written, so that tasks can use it.
 #[derive(Debug, Clone)]
@@ -87,6 +87,14 @@ impl Probe {
         self.timed("delete", self.driver().delete(key, version)).await
     }
 
+    /// Waits for a random part of the time that this verb has taken so far.
+    pub async fn pause_within_a(&self, verb: &str) {
+        let longest = lock(&self.times).get(verb).and_then(|times| times.iter().max().copied());
+        let part = self.store.env().random() as f64 / u64::MAX as f64;
+        let pause = longest.unwrap_or_default().mul_f64(part);
+        self.store.env().clock().sleep(pause).await;
+    }
+
     /// All pages of a listing.
     pub async fn pages(&self, list: List) -> Result<Vec<Page>> {
         let mut listing: Listing = self.store.list(list);
@@ -109,17 +117,23 @@ impl Probe {
     }
 
     /// Removes whatever was written, whether a listing shows it or not, and whatever else a
-    /// listing shows: some servers change names.
+    /// listing shows: some servers change names, and some carry out a write after a later delete.
     pub async fn remove_all(&self) -> Result<()> {
         let mut keys: BTreeSet<Key> = lock(&self.written).clone();
-        let mut listing = self.store.list(self.list("")?);
-        while let Some(page) = listing.next_page().await? {
-            keys.extend(page.entries.into_iter().map(|entry| entry.key));
+        for _ in 0..10 {
+            let mut listing = self.store.list(self.list("")?);
+            while let Some(page) = listing.next_page().await? {
+                keys.extend(page.entries.into_iter().map(|entry| entry.key));
+            }
+            if keys.is_empty() {
+                lock(&self.written).clear();
+                return Ok(());
+            }
+            let doomed: Vec<Key> = std::mem::take(&mut keys).into_iter().collect();
+            retrying!(self.driver(), self.store.backend().delete_many(&doomed).await)?;
+            self.store.env().clock().sleep(Duration::from_millis(50)).await;
         }
-        let keys: Vec<Key> = keys.into_iter().collect();
-        retrying!(self.driver(), self.store.backend().delete_many(&keys).await)?;
-        lock(&self.written).clear();
-        Ok(())
+        Err(Error::unavailable(format!("could not remove everything below {}/", self.prefix)))
     }
 
     pub fn latencies(&self) -> Vec<Latency> {
