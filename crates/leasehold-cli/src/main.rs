@@ -1,1 +1,101 @@
-fn main() {}
+//! The `leasehold` command: what a person touches.
+//!
+//! `args` says what can be asked, `config` where the store is, `commands` do it, and `render` says
+//! how it looks. Everything that matters happens in the library.
+
+mod args;
+mod commands;
+mod config;
+mod exit;
+mod render;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::args::{Args, Command};
+use crate::exit::Exit;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    start_logging(&args);
+    let outcome = run(&args);
+    let exit = match outcome {
+        Ok(exit) => exit,
+        Err(error) => {
+            // Whoever reads our output has seen enough: `leasehold ls | head`.
+            if is_broken_pipe(&error) {
+                return ExitCode::SUCCESS;
+            }
+            render::error(&error);
+            Exit::of(&error)
+        }
+    };
+    ExitCode::from(exit as u8)
+}
+
+fn run(args: &Args) -> anyhow::Result<Exit> {
+    match &args.command {
+        // These need no store.
+        Command::Completions { shell } => commands::meta::completions(*shell),
+        Command::Man => commands::meta::man(),
+        Command::Demo(demo) => commands::demo::run(args, demo),
+        Command::DemoWorker(worker) => runtime(1)?.block_on(commands::demo::worker(worker)),
+        // The doctor wants to be in many places at once.
+        Command::Doctor => runtime(4)?.block_on(with_store(args)),
+        _ => runtime(1)?.block_on(with_store(args)),
+    }
+}
+
+async fn with_store(args: &Args) -> anyhow::Result<Exit> {
+    let store = config::connect(args)?.open()?;
+    let outcome = match &args.command {
+        Command::Init => commands::objects::init(args, &store).await,
+        Command::Doctor => commands::doctor::run(args, &store).await,
+        Command::Ls(ls) => commands::objects::ls(args, &store, ls).await,
+        Command::Cat { key } => commands::objects::cat(args, &store, key).await,
+        Command::Stat { key } => commands::objects::stat(args, &store, key).await,
+        Command::Put(put) => commands::objects::put(args, &store, put).await,
+        Command::Rm(rm) => commands::objects::rm(args, &store, rm).await,
+        Command::Completions { .. } | Command::Man | Command::Demo(_) | Command::DemoWorker(_) => {
+            unreachable!("handled without a store")
+        }
+    };
+    // What a failed command cost is part of what it cost.
+    if args.stats {
+        render::receipt(&store.url(), &store.usage(), store.kind(), args.json);
+    }
+    outcome
+}
+
+fn runtime(threads: usize) -> anyhow::Result<tokio::runtime::Runtime> {
+    let mut builder = match threads {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    Ok(builder.worker_threads(threads).enable_all().build()?)
+}
+
+fn start_logging(args: &Args) {
+    use tracing::Level;
+    let level = match (args.quiet, args.verbose) {
+        (true, _) => Level::ERROR,
+        (false, 0) => Level::WARN,
+        (false, 1) => Level::INFO,
+        (false, 2) => Level::DEBUG,
+        (false, _) => Level::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .without_time()
+        .with_target(false)
+        .init();
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}

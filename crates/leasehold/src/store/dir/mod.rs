@@ -114,7 +114,7 @@ impl Dir {
 #[async_trait]
 impl Backend for Dir {
     fn url(&self) -> String {
-        format!("file://{}", self.0.path.display())
+        self.0.path.display().to_string()
     }
 
     fn kind(&self) -> Kind {
@@ -198,7 +198,7 @@ impl Backend for Dir {
             let outcome = remove(work, &at, version.as_ref())?;
             drop(stripe);
             if matches!(outcome, Delete::Deleted) {
-                work.tidy(&path_of(at.as_str()));
+                work.tidy(&path_of(at.as_str()), false);
             }
             Ok(outcome)
         })
@@ -209,6 +209,10 @@ impl Backend for Dir {
         for key in keys {
             // Without a condition there is nothing to be refused.
             let _ = self.delete(key, None).await?;
+        }
+        // Whoever deletes by the dozen is done with the folders too.
+        if let Some(work) = self.0.work.get() {
+            keys.iter().for_each(|key| work.tidy(&path_of(key.as_str()), true));
         }
         Ok(())
     }
@@ -336,11 +340,11 @@ impl Work {
     /// Removes folders that the deleted object left empty, unless this process keeps making
     /// objects there: making a folder costs ten times what an object does. Empty folders do no
     /// harm, listings pass them over.
-    fn tidy(&self, path: &str) {
+    fn tidy(&self, path: &str, even_busy: bool) {
         let mut folder = path;
         while let Some((above, _)) = folder.rsplit_once('/') {
             folder = above;
-            if self.busy(folder)
+            if (!even_busy && self.busy(folder))
                 || rustix::fs::unlinkat(&self.root, folder, AtFlags::REMOVEDIR).is_err()
             {
                 return;

@@ -1,0 +1,6 @@
+//! One file per noun.
+
+pub mod demo;
+pub mod doctor;
+pub mod meta;
+pub mod objects;

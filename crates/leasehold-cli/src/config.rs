@@ -1,0 +1,107 @@
+//! Where the store is: flag, then environment, then file, then default.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use leasehold::store::cloud::CloudOptions;
+use leasehold::store::{Connect, Kind, StoreUrl};
+use leasehold::{Error, ErrorKind, StoreSettings};
+use serde::Deserialize;
+
+use crate::args::Args;
+
+const FILE: &str = "leasehold.toml";
+const DEFAULT_STORE: &str = "./.leasehold";
+
+/// `leasehold.toml`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Config {
+    /// The store's URL. A path is relative to the file.
+    store: Option<String>,
+    /// How to talk to it.
+    connection: StoreSettings,
+    /// Where a bucket is and who we are there.
+    cloud: CloudOptions,
+    /// Use a directory on a network file system.
+    force_network_fs: bool,
+}
+
+/// Everything that it takes to open the store that was asked for.
+pub fn connect(args: &Args) -> anyhow::Result<Connect> {
+    let (config, folder) = read_config(args.store.config.as_deref())?;
+    let url = match (&args.store.store, &config.store) {
+        (Some(url), _) => url.parse()?,
+        (None, Some(url)) => match url.parse()? {
+            StoreUrl::Directory(path) => StoreUrl::Directory(folder.join(path)),
+            other => other,
+        },
+        (None, None) => DEFAULT_STORE.parse()?,
+    };
+    let mut connect = Connect::new(url);
+    connect.settings = config.connection;
+    if let Some(connections) = args.store.connections {
+        connect.settings.connections = connections;
+    }
+    connect.force_network_fs = args.store.force_network_fs || config.force_network_fs;
+    connect.cloud = cloud_options(args, config.cloud, &connect.url);
+    Ok(connect)
+}
+
+fn read_config(given: Option<&Path>) -> anyhow::Result<(Config, PathBuf)> {
+    let path = match given {
+        Some(path) => path.to_owned(),
+        None => match find_config() {
+            Some(path) => path,
+            None => return Ok((Config::default(), PathBuf::new())),
+        },
+    };
+    let text = std::fs::read_to_string(&path)
+        .with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    let config = toml::from_str(&text).map_err(|error| {
+        Error::new(ErrorKind::Invalid, format!("{} is not right: {error}", path.display()))
+    })?;
+    let folder = path.parent().map(Path::to_owned).unwrap_or_default();
+    Ok((config, folder))
+}
+
+fn find_config() -> Option<PathBuf> {
+    let here = std::env::current_dir().ok()?;
+    here.ancestors().map(|folder| folder.join(FILE)).find(|path| path.is_file())
+}
+
+fn cloud_options(args: &Args, file: CloudOptions, url: &StoreUrl) -> CloudOptions {
+    let StoreUrl::Bucket { kind, .. } = url else { return file };
+    let flags = &args.store;
+    let first = |flag: &Option<String>, variables: &[&str], file: Option<String>| {
+        let variable = || variables.iter().find_map(|name| std::env::var(name).ok());
+        flag.clone().or_else(variable).filter(|value| !value.is_empty()).or(file)
+    };
+    let (endpoint, account, key, token): (&[&str], &[&str], &[&str], &[&str]) = match kind {
+        Kind::Azure => (
+            &["AZURE_STORAGE_ENDPOINT"],
+            &["AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME"],
+            &["AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY"],
+            &["AZURE_STORAGE_SAS_TOKEN"],
+        ),
+        Kind::Gcs => (&["STORAGE_EMULATOR_HOST"], &[], &[], &[]),
+        // With a profile asked for by flag, keys in the environment do not count.
+        _ if flags.profile.is_some() => (ENDPOINTS, &[], &[], &[]),
+        _ => {
+            (ENDPOINTS, &["AWS_ACCESS_KEY_ID"], &["AWS_SECRET_ACCESS_KEY"], &["AWS_SESSION_TOKEN"])
+        }
+    };
+    CloudOptions {
+        endpoint: first(&flags.endpoint, endpoint, file.endpoint),
+        region: first(&flags.region, &["AWS_REGION", "AWS_DEFAULT_REGION"], file.region),
+        path_style: flags.path_style.or(file.path_style),
+        access_key: first(&flags.access_key, account, file.access_key),
+        secret_key: first(&None, key, file.secret_key),
+        session_token: first(&None, token, file.session_token),
+        profile: first(&flags.profile, &[], file.profile),
+        credential_file: file.credential_file,
+        anonymous: flags.anonymous || file.anonymous,
+    }
+}
+
+const ENDPOINTS: &[&str] = &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
