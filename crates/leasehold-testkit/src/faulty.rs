@@ -20,9 +20,16 @@ pub enum Fault {
     LostRequest,
     /// Its answer is lost: carried out, not answered.
     LostAnswer,
+    /// It arrives late: carried out just before the next write, and not answered.
+    Delayed,
     /// The store says that others are writing.
     Contended,
+    /// Carried out, but flushing it to disk failed.
+    NotFlushed,
 }
+
+/// A write that is still on its way.
+type Ghost = (Key, Bytes, When);
 
 /// A promise that the store does not keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +61,8 @@ pub struct Faulty {
     writes: Mutex<VecDeque<Fault>>,
     /// Whether the coming reads are answered. Later ones are.
     reads: Mutex<VecDeque<bool>>,
+    /// A write that arrives before the next one.
+    ghost: Mutex<Option<Ghost>>,
     /// What the stale listing shows: it learns of a key when that is written a second time.
     seen: Mutex<BTreeMap<Key, u32>>,
 }
@@ -66,6 +75,7 @@ impl Faulty {
             broken: Some(broken),
             writes: Mutex::default(),
             reads: Mutex::default(),
+            ghost: Mutex::default(),
             seen: Mutex::default(),
         }
     }
@@ -77,6 +87,7 @@ impl Faulty {
             broken: None,
             writes: Mutex::new(faults.into_iter().collect()),
             reads: Mutex::default(),
+            ghost: Mutex::default(),
             seen: Mutex::default(),
         }
     }
@@ -159,11 +170,19 @@ impl Backend for Faulty {
         durability: Durability,
     ) -> Result<Put> {
         *lock(&self.seen).entry(key.clone()).or_default() += 1;
+        let ghost = lock(&self.ghost).take();
+        if let Some((key, body, when)) = ghost {
+            let _ = self.inner.put(&key, body, &when, durability).await?;
+        }
         let fault = self.fault();
         match fault {
             Fault::LostRequest => return Ok(Put::Unknown(Unknown::NoAnswer(lost()))),
+            Fault::Delayed => {
+                *lock(&self.ghost) = Some((key.clone(), body, when.clone()));
+                return Ok(Put::Unknown(Unknown::NoAnswer(lost())));
+            }
             Fault::Contended => return Ok(Put::Contended),
-            Fault::None | Fault::LostAnswer => {}
+            Fault::None | Fault::LostAnswer | Fault::NotFlushed => {}
         }
         let ignored = match when {
             When::Any => false,
@@ -185,6 +204,7 @@ impl Backend for Faulty {
         let outcome = self.inner.put(key, body, when, durability).await?;
         match fault {
             Fault::LostAnswer => Ok(Put::Unknown(Unknown::NoAnswer(lost()))),
+            Fault::NotFlushed => Ok(Put::Unknown(Unknown::NotFlushed(lost()))),
             _ => Ok(outcome),
         }
     }
@@ -192,9 +212,11 @@ impl Backend for Faulty {
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
         let fault = self.fault();
         match fault {
-            Fault::LostRequest => return Ok(Delete::Unknown(Unknown::NoAnswer(lost()))),
+            Fault::LostRequest | Fault::Delayed => {
+                return Ok(Delete::Unknown(Unknown::NoAnswer(lost())));
+            }
             Fault::Contended => return Ok(Delete::Contended),
-            Fault::None | Fault::LostAnswer => {}
+            Fault::None | Fault::LostAnswer | Fault::NotFlushed => {}
         }
         let mut version = version;
         if self.is(Broken::IgnoresDeleteMatch) {

@@ -1,0 +1,293 @@
+//! What is particular to a directory: names, leftovers, permissions, conflicts, other tools.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use leasehold::store::{Connect, Delete, Detail, List, Put, Store, StoreUrl};
+use leasehold::{Durability, Error, ErrorKind, Key, Proof, When, Write};
+
+struct Scene {
+    root: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { root: tempfile::tempdir().unwrap() }
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.root.path().join("store")
+    }
+
+    fn store(&self) -> Store {
+        Connect::new(StoreUrl::Directory(self.dir())).open().unwrap()
+    }
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+async fn put(store: &Store, name: &str, body: &'static str) -> Result<Put, Error> {
+    let write = Write::any().durability(Durability::Volatile);
+    store.put(&key(name), body.into(), write).await
+}
+
+async fn names(store: &Store, prefix: &str) -> Vec<String> {
+    let page = store.list(List::prefix(prefix).unwrap()).collect().await.unwrap();
+    page.entries.iter().map(|entry| entry.key.to_string()).collect()
+}
+
+fn temps(dir: &Path) -> usize {
+    fs::read_dir(dir.join(".lh/tmp")).unwrap().count()
+}
+
+#[tokio::test]
+async fn reading_makes_nothing() {
+    let scene = Scene::new();
+    let store = scene.store();
+    assert_eq!(store.get(&key("a")).await.unwrap(), None);
+    assert_eq!(names(&store, "").await, Vec::<String>::new());
+    assert!(!scene.dir().exists());
+}
+
+#[tokio::test]
+async fn other_tools_find_ordinary_keys_where_they_expect_them() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "indexes/d/shards/5e.usv", "rows").await.map(drop).unwrap();
+    assert_eq!(fs::read(scene.dir().join("indexes/d/shards/5e.usv")).unwrap(), b"rows");
+    // And we find what they write.
+    fs::write(scene.dir().join("indexes/d/example.com.usv"), "theirs").unwrap();
+    assert_eq!(names(&store, "indexes/d/e").await, ["indexes/d/example.com.usv"]);
+    let object = store.get(&key("indexes/d/example.com.usv")).await.unwrap().unwrap();
+    assert_eq!(object.body, "theirs");
+}
+
+#[tokio::test]
+async fn a_key_cannot_be_the_directory_of_another() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "a/b", "file").await.map(drop).unwrap();
+    for (name, part) in [("a", "as their directory"), ("a/b/c", "name of one of this key's")] {
+        let error = put(&store, name, "x").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    assert_eq!(temps(&scene.dir()), 0);
+    // A key below an object is simply not there, and neither is a folder an object.
+    assert_eq!(store.get(&key("a/b/c")).await.unwrap(), None);
+    assert_eq!(store.get(&key("a")).await.unwrap(), None);
+    assert!(matches!(store.delete(&key("a")).await.unwrap(), Delete::Deleted));
+    assert_eq!(names(&store, "").await, ["a/b", "leasehold.json"]);
+}
+
+#[tokio::test]
+async fn empty_folders_are_no_obstacle() {
+    let scene = Scene::new();
+    let store = scene.store();
+    store.init().await.unwrap();
+    fs::create_dir_all(scene.dir().join("a/b/c")).unwrap();
+    let delimited = List::prefix("").unwrap().delimited();
+    assert!(store.list(delimited).collect().await.unwrap().prefixes.is_empty());
+    put(&store, "a", "an object after all").await.map(drop).unwrap();
+    assert_eq!(names(&store, "").await, ["a", "leasehold.json"]);
+}
+
+#[tokio::test]
+async fn folders_go_with_their_last_object() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "queues/q/pending/t/task.json", "x").await.map(drop).unwrap();
+    store.delete(&key("queues/q/pending/t/task.json")).await.map(drop).unwrap();
+    assert!(!scene.dir().join("queues").exists());
+}
+
+#[tokio::test]
+async fn foreign_files_are_passed_over() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "a", "ours").await.map(drop).unwrap();
+    let dir = scene.dir();
+    fs::write(dir.join("50%zz"), "not ours").unwrap();
+    fs::write(dir.join("line\nbreak"), "not ours").unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", dir.join("link")).unwrap();
+    assert_eq!(names(&store, "").await, ["a", "leasehold.json"]);
+    let error = store.get(&key("link")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Data, "{error}");
+}
+
+#[tokio::test]
+async fn a_crash_leaves_what_the_next_process_sweeps() {
+    let scene = Scene::new();
+    scene.store().init().await.unwrap();
+    let (old, young) = (scene.dir().join(".lh/tmp/dead-1"), scene.dir().join(".lh/tmp/alive-1"));
+    for path in [&old, &young] {
+        fs::write(path, "half an obj").unwrap();
+    }
+    let two_hours_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    fs::File::options().write(true).open(&old).unwrap().set_modified(two_hours_ago).unwrap();
+    put(&scene.store(), "a", "x").await.map(drop).unwrap();
+    assert!(!old.exists(), "it was left by a crash");
+    assert!(young.exists(), "it may be somebody's who is writing right now");
+}
+
+#[tokio::test]
+async fn nothing_is_left_by_refusals() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "a", "x").await.map(drop).unwrap();
+    for durability in [Durability::Durable, Durability::Ordered, Durability::Volatile] {
+        for when in [When::Absent, When::Matches(leasehold::Version::new("no"))] {
+            let write = Write::when(when, Proof::Bytes).durability(durability);
+            let refused = store.put(&key("a"), "y".into(), write).await.unwrap();
+            assert!(matches!(refused, Put::Refused));
+        }
+        let write = Write::any().durability(durability);
+        store.put(&key("a"), "z".into(), write).await.map(drop).unwrap();
+    }
+    assert_eq!(temps(&scene.dir()), 0);
+}
+
+#[tokio::test]
+async fn permissions_survive_a_rewrite() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "secret", "1").await.map(drop).unwrap();
+    let path = scene.dir().join("secret");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    for durability in [Durability::Volatile, Durability::Ordered] {
+        let write = Write::any().durability(durability);
+        store.put(&key("secret"), "2".into(), write).await.map(drop).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}
+
+#[tokio::test]
+async fn a_file_in_the_stores_place_is_said_at_once() {
+    let scene = Scene::new();
+    fs::write(scene.dir(), "a file").unwrap();
+    let error = Connect::new(StoreUrl::Directory(scene.dir())).open().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("is a file"), "{error}");
+    let below = Connect::new(StoreUrl::Directory(scene.dir().join("below"))).open();
+    assert_eq!(below.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+/// Somebody holds the stripe lock and does not let go: the error says who.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stuck_process_is_named_and_does_not_block_others() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "a", "x").await.map(drop).unwrap();
+    let locks = scene.dir().join(".lh/locks");
+    let held: Vec<fs::File> = (0..64)
+        .map(|n| {
+            let file = fs::File::create(locks.join(format!("{n:02}"))).unwrap();
+            file.lock().unwrap();
+            file
+        })
+        .collect();
+    let waiting = tokio::spawn({
+        let store = store.clone();
+        async move { put(&store, "a", "y").await }
+    });
+    // Creating needs no lock, and reading neither.
+    let create = Write::when(When::Absent, Proof::Bytes).durability(Durability::Volatile);
+    let created = store.put(&key("b"), "new".into(), create).await.unwrap();
+    assert!(matches!(created, Put::Stored(_)));
+    assert_eq!(store.get(&key("a")).await.unwrap().unwrap().body, "x");
+    let error = waiting.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let me = format!("process {}", std::process::id());
+    assert!(error.to_string().contains(&me), "{error}");
+    assert_eq!(temps(&scene.dir()), 0);
+    drop(held);
+    put(&store, "a", "y").await.map(drop).unwrap();
+}
+
+/// Lock files are never deleted by us; if somebody else does, nobody locks a dead one.
+#[tokio::test]
+async fn removed_lock_files_are_made_again() {
+    let scene = Scene::new();
+    let (first, second) = (scene.store(), scene.store());
+    put(&first, "a", "1").await.map(drop).unwrap();
+    put(&second, "a", "2").await.map(drop).unwrap();
+    for entry in fs::read_dir(scene.dir().join(".lh/locks")).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    put(&first, "a", "3").await.map(drop).unwrap();
+    put(&second, "a", "4").await.map(drop).unwrap();
+    assert_eq!(fs::read_dir(scene.dir().join(".lh/locks")).unwrap().count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn concurrent_durable_writes_all_arrive() {
+    let scene = Scene::new();
+    let store = scene.store();
+    let writers = (0..16).map(|writer| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for n in 0..20 {
+                let key = key(&format!("d/{writer}/{n}"));
+                let write = Write::when(When::Absent, Proof::Bytes);
+                let put = store.put(&key, "durable".into(), write).await.unwrap();
+                assert!(matches!(put, Put::Stored(_)));
+            }
+        })
+    });
+    for writer in futures::future::join_all(writers).await {
+        writer.unwrap();
+    }
+    assert_eq!(names(&store, "d/").await.len(), 320);
+    assert_eq!(temps(&scene.dir()), 0);
+}
+
+#[tokio::test]
+async fn large_objects_have_versions_too() {
+    let scene = Scene::new();
+    let store = scene.store();
+    let large = key("large");
+    let body = bytes::Bytes::from(vec![1; 17 << 20]);
+    let mut version = None;
+    for _ in 0..3 {
+        let when = version.map_or(When::Absent, When::Matches);
+        let write = Write::when(when.clone(), Proof::Bytes).durability(Durability::Volatile);
+        let Put::Stored(stored) = store.put(&large, body.clone(), write.clone()).await.unwrap()
+        else {
+            panic!("not stored")
+        };
+        assert_eq!(store.head(&large).await.unwrap().unwrap().version, stored);
+        assert!(matches!(store.put(&large, body.clone(), write).await.unwrap(), Put::Refused));
+        version = Some(stored);
+    }
+}
+
+/// Long segments are cut into folders, and still listed in order among their neighbours.
+#[tokio::test]
+async fn long_segments_are_listed_in_order() {
+    let scene = Scene::new();
+    let store = scene.store();
+    let stem = "s".repeat(200);
+    let mut all: Vec<String> = ["", "!", "/x", "0", "zz", "é"]
+        .iter()
+        .map(|end| format!("long/{stem}{end}"))
+        .chain([format!("long/{}", "s".repeat(199)), format!("long/{}", "s".repeat(900))])
+        // The stem itself cannot be both an object and a directory.
+        .filter(|name| *name != format!("long/{stem}"))
+        .collect();
+    for name in &all {
+        put(&store, name, "x").await.map(drop).unwrap();
+    }
+    all.sort();
+    assert_eq!(names(&store, "long/").await, all);
+    let after = List::prefix("long/").unwrap().start_after(&all[2]).detail(Detail::Version);
+    let rest = store.list(after).collect().await.unwrap();
+    assert_eq!(rest.entries.len(), all.len() - 3);
+    for name in &all {
+        store.delete(&key(name)).await.map(drop).unwrap();
+    }
+    assert_eq!(names(&store, "long/").await, Vec::<String>::new());
+}
