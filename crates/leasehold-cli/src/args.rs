@@ -38,24 +38,12 @@ pub struct Args {
 #[command(next_help_heading = "Store")]
 pub struct StoreArgs {
     /// A path, file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, memory:
-    /// [default: from leasehold.toml, else ./.leasehold]
-    #[arg(
-        long,
-        global = true,
-        env = "LEASEHOLD_STORE",
-        hide_env_values = true,
-        value_name = "URL"
-    )]
+    /// [env: LEASEHOLD_STORE, else leasehold.toml, else ./.leasehold]
+    #[arg(long, global = true, value_name = "URL")]
     pub store: Option<String>,
 
-    /// The configuration file [default: leasehold.toml here or in a folder above]
-    #[arg(
-        long,
-        global = true,
-        env = "LEASEHOLD_CONFIG",
-        hide_env_values = true,
-        value_name = "FILE"
-    )]
+    /// The configuration file [env: LEASEHOLD_CONFIG, else leasehold.toml here or in a folder above]
+    #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
     /// The server's URL, if it is not the provider's own [env: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL]

@@ -29,8 +29,10 @@ struct Config {
 
 /// Everything that it takes to open the store that was asked for.
 pub fn connect(args: &Args) -> anyhow::Result<Connect> {
-    let (config, folder) = read_config(args.store.config.as_deref())?;
-    let url = match (&args.store.store, &config.store) {
+    let file = args.store.config.clone().or_else(|| variable("LEASEHOLD_CONFIG").map(Into::into));
+    let (config, folder) = read_config(file.as_deref())?;
+    let store = args.store.store.clone().or_else(|| variable("LEASEHOLD_STORE"));
+    let url = match (store, &config.store) {
         (Some(url), _) => url.parse()?,
         (None, Some(url)) => match url.parse()? {
             StoreUrl::Directory(path) => StoreUrl::Directory(folder.join(path)),
@@ -46,6 +48,11 @@ pub fn connect(args: &Args) -> anyhow::Result<Connect> {
     connect.force_network_fs = args.store.force_network_fs || config.force_network_fs;
     connect.cloud = cloud_options(args, config.cloud, &connect.url);
     Ok(connect)
+}
+
+/// A variable of the environment. An empty one is as good as none.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 fn read_config(given: Option<&Path>) -> anyhow::Result<(Config, PathBuf)> {
@@ -74,8 +81,7 @@ fn cloud_options(args: &Args, file: CloudOptions, url: &StoreUrl) -> CloudOption
     let StoreUrl::Bucket { kind, .. } = url else { return file };
     let flags = &args.store;
     let first = |flag: &Option<String>, variables: &[&str], file: Option<String>| {
-        let variable = || variables.iter().find_map(|name| std::env::var(name).ok());
-        flag.clone().or_else(variable).filter(|value| !value.is_empty()).or(file)
+        flag.clone().or_else(|| variables.iter().find_map(|name| variable(name))).or(file)
     };
     let (endpoint, account, key, token): (&[&str], &[&str], &[&str], &[&str]) = match kind {
         Kind::Azure => (

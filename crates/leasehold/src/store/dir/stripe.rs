@@ -131,7 +131,7 @@ fn open_stripe(locks: &OwnedFd, index: usize) -> Result<OwnedFd> {
 }
 
 fn failed(index: usize, error: Errno) -> Error {
-    Error::unavailable(format!("stripe lock {}: {error}", name_of(index))).caused_by(error)
+    super::io_error(&format!("take the store's stripe lock {}", name_of(index)), error)
 }
 
 fn index_of(key: &str) -> usize {

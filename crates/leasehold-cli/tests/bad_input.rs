@@ -1,0 +1,252 @@
+//! Bad input gets a clear message and a non-zero exit, and leaves nothing behind.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use leasehold_testkit::servers::Server;
+
+const BIN: &str = env!("CARGO_BIN_EXE_leasehold");
+
+fn leasehold(folder: &Path) -> Command {
+    let mut command = Command::new(BIN);
+    command.current_dir(folder).env_clear().env("NO_COLOR", "1");
+    command
+}
+
+/// Runs it, and checks the exit code and a part of the message.
+#[track_caller]
+fn fails(command: &mut Command, code: i32, part: &str) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(code), "{stderr}");
+    assert!(stderr.contains(part), "{part:?} is not in: {stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    assert!(stdout.is_empty(), "{}", String::from_utf8_lossy(&stdout));
+    stderr
+}
+
+fn is_empty(folder: &Path) -> bool {
+    folder.read_dir().unwrap().next().is_none()
+}
+
+#[test]
+fn stores_that_do_not_exist() {
+    let folder = tempfile::tempdir().unwrap();
+    for (url, part) in [
+        ("ftp://host/x", "unknown scheme \"ftp\""),
+        ("s3://", "names no bucket"),
+        ("s3:bucket", "lacks its \"//\""),
+        ("s3://bu cket/x", "cannot be the name of a bucket"),
+        ("gs:///x", "names no bucket"),
+        ("file://host/x", "absolute path"),
+        ("s3://bucket/a/../b", "'..'"),
+    ] {
+        fails(leasehold(folder.path()).args(["--store", url, "put", "k", "--text", "x"]), 2, part);
+    }
+    fails(leasehold(folder.path()).args(["--store", "s3://bucket", "ls"]), 2, "no region");
+    fails(
+        leasehold(folder.path()).args(["--store", "az://container", "ls"]),
+        2,
+        "no storage account",
+    );
+    assert!(is_empty(folder.path()));
+}
+
+#[test]
+fn keys_that_cannot_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = "x".repeat(1025);
+    for (key, part) in [
+        ("", "cannot be empty"),
+        ("a/../b", "'..'"),
+        ("..", "'..'"),
+        ("/a", "cannot start or end with '/'"),
+        ("a//b", "'//'"),
+        ("tab\there", "control characters"),
+        (long.as_str(), "at most 1024 bytes, this one has 1025"),
+    ] {
+        for verb in [&["cat"][..], &["stat"], &["rm"], &["put", "--text", "x"]] {
+            fails(leasehold(folder.path()).args(verb).arg(key), 2, part);
+        }
+    }
+    fails(leasehold(folder.path()).args(["ls", "../x"]), 2, "'..'");
+    fails(leasehold(folder.path()).args(["rm", "ok", "a/../b"]), 2, "'..'");
+    fails(leasehold(folder.path()).args(["rm", "--prefix", ""]), 2, "whole store");
+    fails(
+        leasehold(folder.path()).args(["rm", "a", "b", "--if-version", "1"]),
+        2,
+        "exactly one key",
+    );
+    assert!(is_empty(folder.path()));
+}
+
+#[test]
+fn sources_that_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    fails(leasehold(folder.path()).args(["put", "k", "missing.txt"]), 1, "cannot read missing.txt");
+    fails(leasehold(folder.path()).args(["put", "k", "."]), 1, "cannot read .");
+    assert!(is_empty(folder.path()));
+}
+
+#[test]
+fn a_file_where_a_directory_is_expected() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("file"), "content").unwrap();
+    for store in ["file", "file/below"] {
+        let mut put = leasehold(folder.path());
+        fails(put.args(["--store", store, "put", "k", "--text", "x"]), 2, "is a file");
+    }
+    assert_eq!(std::fs::read(folder.path().join("file")).unwrap(), b"content");
+}
+
+#[test]
+fn configuration_that_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("leasehold.toml");
+    for (text, part) in [
+        ("store = 3", "store"),
+        ("stroe = \"x\"", "unknown field `stroe`"),
+        ("[connection]\nrequest_timeout = \"fast\"", "not a duration like"),
+        ("[connection]\nconnections = 0", "at least 1"),
+        ("store = \"ftp://x\"", "unknown scheme"),
+        ("not toml", "leasehold.toml is not right"),
+    ] {
+        std::fs::write(&config, text).unwrap();
+        fails(leasehold(folder.path()).arg("ls"), 2, part);
+    }
+    fails(leasehold(folder.path()).args(["--config", "none.toml", "ls"]), 1, "none.toml");
+    fails(leasehold(folder.path()).args(["--connections", "many", "ls"]), 2, "invalid value");
+    fails(leasehold(folder.path()).arg("lss"), 2, "unrecognized subcommand");
+}
+
+/// The order is flag, environment, file, default.
+#[test]
+fn the_store_comes_from_flag_then_environment_then_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let below = folder.path().join("below");
+    std::fs::create_dir(&below).unwrap();
+    let put = |command: &mut Command| {
+        let done = command.args(["put", "k", "--text", "x"]).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+    };
+    put(&mut leasehold(&below));
+    assert!(below.join(".leasehold/k").exists());
+    std::fs::write(folder.path().join("leasehold.toml"), "store = \"by-file\"").unwrap();
+    put(&mut leasehold(&below));
+    assert!(folder.path().join("by-file/k").exists(), "relative to the file");
+    put(leasehold(&below).env("LEASEHOLD_STORE", "by-env"));
+    assert!(below.join("by-env/k").exists());
+    put(leasehold(&below).env("LEASEHOLD_STORE", "by-env2").args(["--store", "by-flag"]));
+    assert!(below.join("by-flag/k").exists() && !below.join("by-env2").exists());
+}
+
+/// In a mount namespace of its own, so that nothing of this machine is touched. Works for any user.
+fn in_namespace(folder: &Path, script: &str) -> Output {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-euc", script]);
+    command.current_dir(folder).env("BIN", BIN).env("NO_COLOR", "1");
+    command.output().expect("unshare is part of util-linux")
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_said_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"
+        mkdir disk && mount -t tmpfs -o size=256k tmpfs disk
+        $BIN --store disk/store put small --text fits
+        head -c 1000000 /dev/zero > big
+        code=0; $BIN --store disk/store put big big || code=$?
+        echo "code $code"
+        $BIN --store disk/store cat small
+        echo
+        ls disk/store disk/store/.lh/tmp
+    "#;
+    let done = in_namespace(folder.path(), script);
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(out.contains("code 5"), "{out}{err}");
+    assert!(err.contains("the disk is full: make room"), "{err}");
+    assert!(out.contains("fits") && !out.contains("big"), "{out}");
+    assert!(out.trim_end().ends_with("disk/store/.lh/tmp:"), "temporary files are left: {out}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_read_only_directory_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"
+        mkdir disk && mount -t tmpfs tmpfs disk
+        $BIN --store disk/store put k --text old
+        mount -o remount,ro disk
+        code=0; $BIN --store disk/store put k --text new || code=$?; echo "replace $code"
+        code=0; $BIN --store disk/store rm k || code=$?; echo "delete $code"
+        code=0; $BIN --store disk/other put k --text new || code=$?; echo "create $code"
+        $BIN --store disk/store cat k
+    "#;
+    let done = in_namespace(folder.path(), script);
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    for verb in ["replace 1", "delete 1", "create 1"] {
+        assert!(out.contains(verb), "{verb}: {out}{err}");
+    }
+    assert!(err.contains("Read-only file system"), "{err}");
+    assert!(out.ends_with("old"), "reading still works: {out}{err}");
+}
+
+fn bucket<'a>(command: &'a mut Command, server: &Server, secret: &str) -> &'a mut Command {
+    command
+        .env("AWS_ACCESS_KEY_ID", server.access_key())
+        .env("AWS_SECRET_ACCESS_KEY", secret)
+        .env("AWS_ENDPOINT_URL", server.endpoint())
+        .env("LEASEHOLD_STORE", format!("s3://{}/fleet", server.bucket()))
+}
+
+#[test]
+fn buckets_that_do_not_let_us() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::seaweedfs();
+    let run = || leasehold(folder.path());
+    let put = ["put", "k", "--text", "x"];
+    fails(bucket(&mut run(), &server, "wrong").args(put), 1, "refuses these credentials");
+    fails(bucket(&mut run(), &server, "wrong").arg("ls"), 1, "refuses these credentials");
+    let mut other = run();
+    bucket(&mut other, &server, server.secret_key()).args(["--store", "s3://no-such-bucket"]);
+    fails(other.args(put), 2, "the bucket does not exist");
+    let mut fine = run();
+    let done = bucket(&mut fine, &server, server.secret_key()).args(put).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let mut ls = run();
+    let listed = bucket(&mut ls, &server, server.secret_key()).arg("ls").output().unwrap();
+    assert_eq!(listed.stdout, b"k\nleasehold.json\n");
+}
+
+#[test]
+fn an_endpoint_that_does_not_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    // A port that nobody listens on: bound once, and let go.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut put = leasehold(folder.path());
+    put.args(["--endpoint", &format!("http://127.0.0.1:{port}"), "--store", "s3://bucket"]);
+    put.env("AWS_ACCESS_KEY_ID", "k").env("AWS_SECRET_ACCESS_KEY", "s");
+    fails(put.args(["put", "k", "--text", "x"]), 5, "the store did not answer");
+    assert!(is_empty(folder.path()));
+}
+
+#[test]
+fn a_store_from_the_future_is_read_but_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join(".leasehold");
+    std::fs::create_dir(&root).unwrap();
+    std::fs::write(root.join("k"), "content").unwrap();
+    for (record, part) in [
+        (r#"{"format":2}"#, "format 2"),
+        (r#"{"format":1,"requires":["time-travel"]}"#, "requires time-travel"),
+        ("{", "not a Leasehold root record"),
+    ] {
+        std::fs::write(root.join("leasehold.json"), record).unwrap();
+        let mut put = leasehold(folder.path());
+        fails(put.args(["put", "k", "--text", "new"]), 1, part);
+        fails(leasehold(folder.path()).args(["rm", "k"]), 1, part);
+        let cat = leasehold(folder.path()).args(["cat", "k"]).output().unwrap();
+        assert_eq!(cat.stdout, b"content");
+    }
+}
