@@ -1,9 +1,11 @@
 //! What the tests share.
 //!
+//! - [`http`]: a small S3 whose answers a test can spoil;
 //! - [`servers`]: real S3 and Azure servers, started on loopback and stopped with the tests;
 //! - [`conformance`]: the one suite that every backend passes;
 //! - [`faulty`]: a store that loses answers, or breaks its word, on request.
 
 pub mod conformance;
 pub mod faulty;
+pub mod http;
 pub mod servers;

@@ -1,0 +1,220 @@
+//! What a bucket can do to a request on the wire, and what becomes of it.
+
+use std::time::Duration;
+
+use leasehold::store::cloud::CloudOptions;
+use leasehold::store::{Connect, Delete, Put, Store, Unknown};
+use leasehold::{Error, ErrorKind, Key, Nonce, Proof, StoreSettings, When, Write};
+use leasehold_testkit::http::{Request, Spoil, TinyS3};
+
+const OURS: Nonce = Nonce::from_bytes([9; 16]);
+
+fn settings() -> StoreSettings {
+    StoreSettings {
+        request_timeout: Duration::from_millis(500),
+        retry_base: Duration::from_millis(1),
+        retry_cap: Duration::from_millis(2),
+        attempts: 4,
+        ..StoreSettings::default()
+    }
+}
+
+fn connect(server: &TinyS3, settings: StoreSettings) -> Store {
+    let mut connect = Connect::new("s3://bucket/fleet".parse().unwrap());
+    connect.settings = settings;
+    connect.cloud = CloudOptions {
+        endpoint: Some(server.endpoint()),
+        access_key: Some("key".into()),
+        secret_key: Some("secret".into()),
+        ..CloudOptions::default()
+    };
+    connect.open().unwrap()
+}
+
+fn key() -> Key {
+    Key::new("the/key").unwrap()
+}
+
+/// A server that spoils the first requests to our key in this way, and nothing else.
+fn spoiling(spoils: Vec<Spoil>) -> TinyS3 {
+    let mut spoils = spoils.into_iter();
+    TinyS3::start(move |request| match is_ours(request) {
+        true => spoils.next().unwrap_or(Spoil::Nothing),
+        false => Spoil::Nothing,
+    })
+}
+
+fn is_ours(request: &Request) -> bool {
+    request.target.starts_with("/bucket/fleet/the/key")
+}
+
+fn methods(server: &TinyS3) -> Vec<String> {
+    let ours = server.requests().into_iter().filter(is_ours);
+    ours.map(|request| request.method).collect()
+}
+
+async fn create(store: &Store) -> Result<Put, Error> {
+    let body = format!(r#"{{"nonce":"{OURS}"}}"#);
+    store.put(&key(), body.into(), Write::when(When::Absent, Proof::Nonce(OURS))).await
+}
+
+/// FIELD.md row 3 on the wire: however the answer is lost, the writer knows that it wrote.
+#[tokio::test]
+async fn a_write_that_was_carried_out_is_ours_whatever_became_of_its_answer() {
+    for spoil in [
+        Spoil::HangUpAfterwards,
+        Spoil::Afterwards(500, "InternalError"),
+        Spoil::Afterwards(503, "SlowDown"),
+        Spoil::Afterwards(504, ""),
+        Spoil::Slowly(Duration::from_millis(900)),
+    ] {
+        let server = spoiling(vec![spoil.clone()]);
+        let put = create(&connect(&server, settings())).await.unwrap();
+        assert!(matches!(put, Put::Stored(_)), "{spoil:?}: {put:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_write_that_was_not_carried_out_is_sent_again() {
+    for spoil in [Spoil::HangUp, Spoil::Instead(503, "SlowDown"), Spoil::Instead(429, "")] {
+        let server = spoiling(vec![spoil.clone(), Spoil::Nothing]);
+        let store = connect(&server, settings());
+        let put = create(&store).await.unwrap();
+        assert!(matches!(put, Put::Stored(_)), "{spoil:?}: {put:?}");
+        // Sent, looked for, sent again: never blindly, and never by the HTTP library itself.
+        assert_eq!(methods(&server), ["PUT", "GET", "PUT"], "{spoil:?}");
+        assert_eq!(store.usage().retries, 1, "{spoil:?}");
+    }
+}
+
+/// FIELD.md row 4 on the wire.
+#[tokio::test]
+async fn a_conflict_is_neither_held_nor_for_ever() {
+    let conflict = Spoil::Instead(409, "ConditionalRequestConflict");
+    let server = spoiling(vec![conflict.clone()]);
+    let put = create(&connect(&server, settings())).await.unwrap();
+    assert!(matches!(put, Put::Stored(_)), "{put:?}");
+    assert_eq!(methods(&server), ["PUT", "PUT"]);
+    let server = spoiling(vec![conflict; 9]);
+    let put = create(&connect(&server, settings())).await.unwrap();
+    assert!(matches!(put, Put::Contended), "{put:?}");
+    // Azure's way of saying that it is there already.
+    let server = spoiling(vec![Spoil::Instead(409, "BlobAlreadyExists")]);
+    let put = create(&connect(&server, settings())).await.unwrap();
+    assert!(matches!(put, Put::Refused), "{put:?}");
+    assert_eq!(methods(&server), ["PUT"]);
+}
+
+#[tokio::test]
+async fn a_store_that_never_answers_leaves_the_outcome_unknown() {
+    let server = spoiling(vec![Spoil::HangUp; 99]);
+    let put = create(&connect(&server, settings())).await.unwrap();
+    let Put::Unknown(Unknown::NoAnswer(error)) = put else { panic!("{put:?}") };
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("the/key"), "{error}");
+}
+
+#[tokio::test]
+async fn half_a_body_is_not_an_object() {
+    let server = TinyS3::start({
+        let mut gets = 0;
+        move |request| {
+            if request.method == "GET" && is_ours(request) {
+                gets += 1;
+            }
+            if request.method == "GET" && gets == 1 { Spoil::HalfABody } else { Spoil::Nothing }
+        }
+    });
+    let store = connect(&server, settings());
+    let body = bytes::Bytes::from(vec![b'x'; 100_000]);
+    store.put(&key(), body.clone(), Write::any()).await.map(drop).unwrap();
+    assert_eq!(store.get(&key()).await.unwrap().unwrap().body, body);
+    assert_eq!(store.usage().retries, 1);
+}
+
+#[tokio::test]
+async fn deletes_are_settled_on_the_wire_too() {
+    for spoil in [Spoil::HangUpAfterwards, Spoil::HangUp, Spoil::Afterwards(500, "InternalError")] {
+        let server = spoiling(vec![Spoil::Nothing, spoil.clone()]);
+        let store = connect(&server, settings());
+        let Put::Stored(version) = create(&store).await.unwrap() else { panic!("not stored") };
+        let delete = store.delete_version(&key(), &version).await.unwrap();
+        assert!(matches!(delete, Delete::Deleted), "{spoil:?}: {delete:?}");
+        assert_eq!(store.get(&key()).await.unwrap(), None);
+    }
+}
+
+#[tokio::test]
+async fn what_is_final_is_not_tried_again() {
+    for (status, code, kind) in [
+        (403, "AccessDenied", ErrorKind::Denied),
+        (403, "RequestTimeTooSkewed", ErrorKind::Denied),
+        (404, "NoSuchBucket", ErrorKind::Invalid),
+        (301, "PermanentRedirect", ErrorKind::Invalid),
+        (400, "InvalidArgument", ErrorKind::Invalid),
+        (501, "NotImplemented", ErrorKind::Unsupported),
+    ] {
+        let server = spoiling(vec![Spoil::Instead(status, code); 9]);
+        let error = create(&connect(&server, settings())).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{code}: {error}");
+        assert!(error.to_string().contains(code), "{error}");
+        assert_eq!(methods(&server), ["PUT"], "{code}");
+    }
+}
+
+/// The store's clock is its own: `Date` and `Last-Modified` of one response.
+#[tokio::test]
+async fn the_clock_is_the_servers() {
+    let server = spoiling(vec![]);
+    let store = connect(&server, settings());
+    create(&store).await.map(drop).unwrap();
+    let meta = store.head(&key()).await.unwrap().unwrap();
+    assert_eq!(meta.now.to_string(), "2026-11-15T10:00:07.000000Z");
+    assert_eq!(meta.now.since(meta.modified), Duration::from_secs(7));
+    let now = store.now().await.unwrap();
+    assert!(now.since(meta.now) < Duration::from_secs(60), "{now}");
+}
+
+/// However much there is to do, no more connections than allowed, also while credentials and
+/// bodies are waited for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn connections_are_limited() {
+    for connections in [1, 4] {
+        let server = TinyS3::start(|_| Spoil::Slowly(Duration::from_millis(5)));
+        let settings =
+            StoreSettings { connections, request_timeout: Duration::from_secs(20), ..settings() };
+        let store = connect(&server, settings);
+        let puts = (0..60).map(|n| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                let key = Key::new(format!("k/{n}")).unwrap();
+                store.put(&key, "x".into(), Write::any()).await.map(drop).unwrap();
+                store.get(&key).await.map(drop).unwrap();
+            })
+        });
+        for put in futures::future::join_all(puts).await {
+            put.unwrap();
+        }
+        assert!(server.most_connections() <= connections, "{}", server.most_connections());
+    }
+}
+
+/// A prefix is honoured everywhere, and so is the key as it is.
+#[tokio::test]
+async fn keys_arrive_unchanged_below_the_prefix() {
+    let server = spoiling(vec![]);
+    let store = connect(&server, settings());
+    for (name, target) in [
+        ("a b", "/bucket/fleet/a%20b"),
+        (" edge ", "/bucket/fleet/%20edge%20"),
+        ("50%", "/bucket/fleet/50%25"),
+        ("x+y?z#", "/bucket/fleet/x%2By%3Fz%23"),
+        ("é/ü", "/bucket/fleet/%C3%A9/%C3%BC"),
+    ] {
+        let key = Key::new(name).unwrap();
+        store.put(&key, "x".into(), Write::any()).await.map(drop).unwrap();
+        let last = server.requests().pop().unwrap();
+        assert_eq!(last.target, target);
+        assert_eq!(store.get(&key).await.unwrap().unwrap().body, "x");
+    }
+}
