@@ -112,7 +112,7 @@ fn serve(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
     while let Some(request) = read_request(&mut reader)? {
         lock(&shared.seen).push(request.clone());
         let spoil = lock(&shared.script)(&request);
-        let mut carried_out = || carry_out(shared, &request);
+        let carried_out = || carry_out(shared, &request);
         let (answer, cut) = match spoil {
             Spoil::Nothing => (carried_out(), false),
             Spoil::Slowly(pause) => {

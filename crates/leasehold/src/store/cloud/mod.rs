@@ -6,6 +6,7 @@
 //! limit on connections, and outcomes [decided by error codes](answer).
 
 mod answer;
+mod connect;
 mod transport;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -93,7 +94,7 @@ impl Cloud {
     ) -> Result<Self> {
         let service = build_service(kind, bucket, prefix, options)?;
         let meter = Arc::new(Meter::default());
-        let transport = Arc::new(Transport::new(settings, meter.clone(), env.clone())?);
+        let transport = Arc::new(Transport::new(settings, meter.clone(), env.clone()));
         let scheme = match kind {
             Kind::Gcs => "gs",
             Kind::Azure => "az",

@@ -2,28 +2,34 @@
 //! and its error codes are read.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::Stream;
+use http_body_util::{BodyDataStream, BodyExt as _, Full};
+use hyper::body::Incoming;
 use leasehold_protocol::time::StoreTime;
 use opendal::raw::Operation;
 use opendal::{Buffer, Error as DalError, ErrorKind as DalKind, HttpBody, HttpTransport};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answer::{Seen, parse_error_body};
+use super::connect::{Client, client};
+use crate::StoreSettings;
 use crate::env::Env;
 use crate::store::backend::Reading;
 use crate::store::meter::{Class, Meter};
-use crate::{Error, Result, StoreSettings};
 
 /// Shared by all requests to a bucket.
 #[derive(Debug)]
 pub struct Transport {
-    client: reqwest::Client,
-    connections: Arc<Semaphore>,
+    client: Client,
+    /// For credentials, which come from elsewhere: connections to the bucket that stand idle must
+    /// not keep these waiting.
+    side: OnceLock<Client>,
+    /// Requests wait here for a connection, before their time begins to run.
+    turns: Arc<Semaphore>,
     timeout: Duration,
     meter: Arc<Meter>,
     env: Env,
@@ -31,30 +37,16 @@ pub struct Transport {
 }
 
 impl Transport {
-    pub fn new(settings: &StoreSettings, meter: Arc<Meter>, env: Env) -> Result<Self> {
-        // Whoever installed a provider before us keeps it.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = reqwest::Client::builder()
-            .http1_only()
-            .pool_max_idle_per_host(settings.connections)
-            .pool_idle_timeout(Duration::from_secs(50))
-            .connect_timeout(settings.request_timeout.min(Duration::from_secs(10)))
-            .tcp_nodelay(true)
-            .user_agent(concat!("leasehold/", env!("CARGO_PKG_VERSION")))
-            // A signature is for one host, and a hidden second sending would turn our own success
-            // into a refusal. Both are decided above, in the open.
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .build()
-            .map_err(|error| Error::unavailable("cannot set up HTTP").caused_by(error))?;
-        Ok(Self {
-            client,
-            connections: Arc::new(Semaphore::new(settings.connections)),
+    pub fn new(settings: &StoreSettings, meter: Arc<Meter>, env: Env) -> Self {
+        Self {
+            client: client(settings.connections, settings.request_timeout),
+            side: OnceLock::new(),
+            turns: Arc::new(Semaphore::new(settings.connections)),
             timeout: settings.request_timeout,
             meter,
             env,
             reading: Mutex::new(None),
-        })
+        }
     }
 
     /// The newest word of the store's clock.
@@ -67,22 +59,25 @@ impl Transport {
         request: http::Request<Buffer>,
         seen: &Mutex<Answered>,
     ) -> opendal::Result<http::Response<HttpBody>> {
-        let permit = self.connections.clone().acquire_owned().await.ok();
         let (parts, body) = request.into_parts();
         let class = class_of(&parts);
         let body = body.to_bytes();
+        let (client, turn) = match class {
+            Class::Other => (self.side.get_or_init(|| client(2, self.timeout)), None),
+            _ => (&self.client, self.turns.clone().acquire_owned().await.ok()),
+        };
         self.meter.request(class, body.len() as u64);
         // A slow line may take its time over a large body: 64 KiB/s are enough for anyone.
         let patience = self.timeout + Duration::from_millis(body.len() as u64 / 64);
-        let url = reqwest::Url::parse(&parts.uri.to_string())
-            .map_err(|error| DalError::new(DalKind::Unexpected, "bad URL").set_source(error))?;
-        let mut request = self.client.request(parts.method.clone(), url).headers(parts.headers);
-        if !body.is_empty() {
-            request = request.body(body);
-        }
-        let sent = match tokio::time::timeout(patience, request.send()).await {
+        let (uri, is_head) = (parts.uri.clone(), parts.method == http::Method::HEAD);
+        let mut request = http::Request::new(Full::new(body));
+        *request.method_mut() = parts.method;
+        *request.uri_mut() = parts.uri;
+        *request.headers_mut() = parts.headers;
+        request.headers_mut().insert(http::header::USER_AGENT, AGENT);
+        let sent = match tokio::time::timeout(patience, client.request(request)).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(reason(&error)),
+            Ok(Err(error)) => Err(reason(&uri, &error)),
             Err(_) => Err(format!("no answer within {} s", patience.as_secs())),
         };
         let mut response = match sent {
@@ -105,18 +100,18 @@ impl Transport {
             answered.date = date;
             answered.seen = Seen { status: status.as_u16(), code, ..Seen::default() };
         });
-        let mut out = http::Response::builder().status(status).extension(parts.uri);
+        let length = match is_head {
+            true => None,
+            false => header(&response, "content-length").and_then(|text| text.parse().ok()),
+        };
+        let mut out = http::Response::builder().status(status).extension(uri);
         if let Some(headers) = out.headers_mut() {
             std::mem::swap(headers, response.headers_mut());
         }
-        let length = match parts.method {
-            http::Method::HEAD => None,
-            _ => response.content_length(),
-        };
+        let stream = response.into_body().into_data_stream();
         let meter = self.meter.clone();
-        let stream = Box::pin(response.bytes_stream());
-        let mut body = Body { stream, meter, permit, idle: None, timeout: self.timeout };
-        if status.is_success() || parts.method == http::Method::HEAD {
+        let mut body = Body { stream, meter, turn, idle: None, timeout: self.timeout };
+        if status.is_success() || is_head {
             return build(out, HttpBody::new(body, length));
         }
         // An error's body is small, and its code is what decides.
@@ -153,7 +148,10 @@ fn note(seen: &Mutex<Answered>, class: Class, change: impl FnOnce(&mut Answered)
     }
 }
 
-fn header<'a>(response: &'a reqwest::Response, name: &str) -> Option<&'a str> {
+const AGENT: http::HeaderValue =
+    http::HeaderValue::from_static(concat!("leasehold/", env!("CARGO_PKG_VERSION")));
+
+fn header<'a>(response: &'a http::Response<Incoming>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
@@ -168,14 +166,13 @@ fn class_of(request: &http::request::Parts) -> Class {
     }
 }
 
-/// The innermost reason: "connection refused" rather than "error sending request".
-fn reason(error: &reqwest::Error) -> String {
+/// The innermost reason: "connection refused" rather than "client error".
+fn reason(uri: &http::Uri, error: &hyper_util::client::legacy::Error) -> String {
     let mut inner: &dyn std::error::Error = error;
     while let Some(source) = inner.source() {
         inner = source;
     }
-    let url = error.url().map(|url| url.origin().ascii_serialization()).unwrap_or_default();
-    format!("{url}: {inner}")
+    format!("{}: {inner}", uri.authority().map_or("", |host| host.as_str()))
 }
 
 /// What one operation got for an answer.
@@ -200,12 +197,12 @@ impl HttpTransport for Observed {
     }
 }
 
-/// A response's body. Holds its connection's permit until it has been read or dropped, and gives
-/// up when nothing arrives for as long as a request may take.
+/// A response's body. Keeps its turn until it has been read or dropped, and gives up when nothing
+/// arrives for as long as a request may take.
 struct Body {
-    stream: Pin<Box<dyn Stream<Item = reqwest::Result<Bytes>> + Send + Sync>>,
+    stream: BodyDataStream<Incoming>,
     meter: Arc<Meter>,
-    permit: Option<OwnedSemaphorePermit>,
+    turn: Option<OwnedSemaphorePermit>,
     idle: Option<Pin<Box<tokio::time::Sleep>>>,
     timeout: Duration,
 }
@@ -228,7 +225,7 @@ impl Stream for Body {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        match this.stream.as_mut().poll_next(cx) {
+        match Pin::new(&mut this.stream).poll_next(cx) {
             Poll::Ready(item) => {
                 this.idle = None;
                 let item = match item {
@@ -240,7 +237,7 @@ impl Stream for Body {
                     None => None,
                 };
                 if item.is_none() {
-                    this.permit = None;
+                    this.turn = None;
                 }
                 Poll::Ready(item)
             }
