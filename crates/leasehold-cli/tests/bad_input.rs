@@ -1,5 +1,7 @@
 //! Bad input gets a clear message and a non-zero exit, and leaves nothing behind.
 
+#![allow(clippy::unwrap_used)] // in a test, a failure is a panic
+
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -1,5 +1,7 @@
 //! Real processes on one directory: races, and kill -9.
 
+#![allow(clippy::unwrap_used)] // in a test, a failure is a panic
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -11,7 +11,7 @@
 //! | [`settle`] | what a read says about a write whose answer was lost |
 //! | [`time`] | the store's time and its text form |
 //! | [`backoff`] | how long to wait before the next attempt |
-//! | [`format`] | the bytes of stored records |
+//! | [`mod@format`] | the bytes of stored records |
 
 pub mod backoff;
 pub mod cas;

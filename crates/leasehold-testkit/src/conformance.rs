@@ -3,6 +3,8 @@
 //! [`conformance_tests!`](crate::conformance_tests) makes a test of each case. A case gets a store
 //! and works below a prefix of its own, so that cases can share a server.
 
+#![allow(clippy::unwrap_used)] // this is test code: a failure is a panic
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;

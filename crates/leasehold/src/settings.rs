@@ -80,7 +80,7 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
 pub fn format_duration(span: Duration) -> String {
     let millis = span.as_millis();
     for (unit, size) in [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)] {
-        if millis != 0 && millis % size == 0 {
+        if millis != 0 && millis.is_multiple_of(size) {
             return format!("{}{unit}", millis / size);
         }
     }

@@ -1,5 +1,7 @@
 //! What is particular to a directory: names, leftovers, permissions, conflicts, other tools.
 
+#![allow(clippy::unwrap_used)] // in a test, a failure is a panic
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

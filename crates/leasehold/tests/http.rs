@@ -1,5 +1,7 @@
 //! What a bucket can do to a request on the wire, and what becomes of it.
 
+#![allow(clippy::unwrap_used)] // in a test, a failure is a panic
+
 use std::time::Duration;
 
 use leasehold::store::cloud::CloudOptions;

@@ -1,5 +1,7 @@
 //! Lost answers: what the driver makes of them, and what that costs.
 
+#![allow(clippy::unwrap_used)] // in a test, a failure is a panic
+
 use std::sync::Arc;
 use std::time::Duration;
 

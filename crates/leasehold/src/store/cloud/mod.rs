@@ -3,7 +3,7 @@
 //! OpenDAL builds and signs the requests and reads the answers' XML. It is used below its operator,
 //! whose path normalisation would change keys, and without its retries, which would turn our own
 //! success into "already exists". Added here: the store's clock, request counting, timeouts, a
-//! limit on connections, and outcomes [decided by error codes](answer).
+//! limit on connections, and outcomes decided by error codes (`answer`).
 
 mod answer;
 mod connect;

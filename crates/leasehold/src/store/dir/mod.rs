@@ -2,10 +2,10 @@
 //!
 //! - **Create** writes a temporary file and renames it without replacing: exactly one of many
 //!   racing creators succeeds, and nobody sees a half-written or empty object.
-//! - **Replace and delete** hold a [stripe lock](stripe) while they compare and rename.
+//! - **Replace and delete** hold a stripe lock (`stripe`) while they compare and rename.
 //! - **Version**: a hash of the content. Inode numbers are reused and timestamps are coarse.
-//! - **Durable** writes are [flushed in groups](flush); others are not waited for.
-//! - A **network file system** is refused: see [`netfs`].
+//! - **Durable** writes are flushed in groups (`flush`); others are not waited for.
+//! - A **network file system** is refused: see `netfs`.
 //!
 //! Everything that is not an object stands in `.lh/`. A crash can leave a temporary file there;
 //! the next process that writes sweeps it away after an hour.
