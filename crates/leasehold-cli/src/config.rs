@@ -97,17 +97,57 @@ fn cloud_options(args: &Args, file: CloudOptions, url: &StoreUrl) -> CloudOption
             (ENDPOINTS, &["AWS_ACCESS_KEY_ID"], &["AWS_SECRET_ACCESS_KEY"], &["AWS_SESSION_TOKEN"])
         }
     };
+    let region = first(&flags.region, &["AWS_REGION", "AWS_DEFAULT_REGION"], file.region);
+    let profile = first(&flags.profile, &[], file.profile);
     CloudOptions {
         endpoint: first(&flags.endpoint, endpoint, file.endpoint),
-        region: first(&flags.region, &["AWS_REGION", "AWS_DEFAULT_REGION"], file.region),
+        region: region.or_else(|| profile_region(profile.as_deref())),
         path_style: flags.path_style.or(file.path_style),
         access_key: first(&flags.access_key, account, file.access_key),
         secret_key: first(&None, key, file.secret_key),
         session_token: first(&None, token, file.session_token),
-        profile: first(&flags.profile, &[], file.profile),
+        profile,
         credential_file: file.credential_file,
         anonymous: flags.anonymous || file.anonymous,
     }
 }
 
 const ENDPOINTS: &[&str] = &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
+
+/// The region that the AWS configuration file names for this profile.
+fn profile_region(profile: Option<&str>) -> Option<String> {
+    let path = variable("AWS_CONFIG_FILE").map(PathBuf::from);
+    let path = path.or_else(|| Some(Path::new(&variable("HOME")?).join(".aws/config")))?;
+    let profile = profile.map(str::to_owned).or_else(|| variable("AWS_PROFILE"));
+    region_in(&std::fs::read_to_string(path).ok()?, profile.as_deref().unwrap_or("default"))
+}
+
+fn region_in(config: &str, profile: &str) -> Option<String> {
+    let mut here = false;
+    for line in config.lines().map(str::trim) {
+        if let Some(section) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            let name = section.trim();
+            here = name.strip_prefix("profile ").unwrap_or(name).trim() == profile;
+        } else if here
+            && let Some((name, value)) = line.split_once('=')
+            && name.trim() == "region"
+        {
+            return Some(value.trim().to_owned());
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_region_of_a_profile_is_found() {
+        let config =
+            "[default]\nregion = eu-west-1\n\n[profile ci]\noutput=json\nregion=us-east-2\n";
+        assert_eq!(region_in(config, "default").as_deref(), Some("eu-west-1"));
+        assert_eq!(region_in(config, "ci").as_deref(), Some("us-east-2"));
+        assert_eq!(region_in(config, "other"), None);
+    }
+}

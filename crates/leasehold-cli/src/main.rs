@@ -76,22 +76,25 @@ fn runtime(threads: usize) -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(builder.worker_threads(threads).enable_all().build()?)
 }
 
+/// Our own words by `-v` and `-vv`, those of the libraries below only from `-vvv` on.
 fn start_logging(args: &Args) {
-    use tracing::Level;
-    let level = match (args.quiet, args.verbose) {
-        (true, _) => Level::ERROR,
-        (false, 0) => Level::WARN,
-        (false, 1) => Level::INFO,
-        (false, 2) => Level::DEBUG,
-        (false, _) => Level::TRACE,
+    use tracing_subscriber::filter::{LevelFilter, Targets};
+    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::util::SubscriberInitExt as _;
+    let (ours, theirs) = match (args.quiet, args.verbose) {
+        (true, _) => (LevelFilter::ERROR, LevelFilter::ERROR),
+        (false, 0) => (LevelFilter::WARN, LevelFilter::ERROR),
+        (false, 1) => (LevelFilter::INFO, LevelFilter::WARN),
+        (false, 2) => (LevelFilter::DEBUG, LevelFilter::WARN),
+        (false, _) => (LevelFilter::TRACE, LevelFilter::DEBUG),
     };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .without_time()
-        .with_target(false)
-        .init();
+        .with_target(false);
+    let filter = Targets::new().with_default(theirs).with_target("leasehold", ours);
+    tracing_subscriber::registry().with(filter).with(lines).init();
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -26,6 +26,8 @@ pub enum Spoil {
     HangUpAfterwards,
     /// Send the head and half of the body, then close the connection.
     HalfABody,
+    /// Answer with this body.
+    Body(&'static str),
     /// Wait this long, then answer as it should be.
     Slowly(Duration),
 }
@@ -118,6 +120,9 @@ fn serve(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
             Spoil::Slowly(pause) => {
                 std::thread::sleep(pause);
                 (carried_out(), false)
+            }
+            Spoil::Body(text) => {
+                (Answer { status: 200, etag: None, body: text.as_bytes().to_vec() }, false)
             }
             Spoil::Instead(status, code) => (Answer::error(status, code), false),
             Spoil::Afterwards(status, code) => {

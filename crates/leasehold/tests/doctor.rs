@@ -143,3 +143,32 @@ async fn a_verdict_is_noted_for_all_nodes() {
     assert!(examine(&over(memory.clone())).await.recorded);
     over(memory).put(&key, "y".into(), Write::any()).await.map(drop).unwrap();
 }
+
+/// What works behind our back is warned of, where the server tells it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn versioning_and_expiry_are_warned_of() {
+    use leasehold_testkit::http::{Spoil, TinyS3};
+    let server = TinyS3::start(|request| match request.target.as_str() {
+        "/bucket?versioning=" => Spoil::Body("<V><Status>Enabled</Status></V>"),
+        "/bucket?lifecycle=" => Spoil::Body(
+            "<L><Rule><Expiration><Days>1</Days></Expiration><Status>Enabled</Status></Rule></L>",
+        ),
+        _ => Spoil::Nothing,
+    });
+    let mut connect = Connect::new("s3://bucket/fleet".parse().unwrap());
+    connect.cloud = CloudOptions {
+        endpoint: Some(server.endpoint()),
+        access_key: Some("key".into()),
+        secret_key: Some("secret".into()),
+        ..CloudOptions::default()
+    };
+    let store = connect.open().unwrap();
+    let warnings = store.backend().warnings().await;
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].contains("versioning is on") && warnings[1].contains("lifecycle rule"));
+    let signed = |request: &leasehold_testkit::http::Request| {
+        request.headers.get("authorization").is_some_and(|text| text.contains("Signature="))
+    };
+    assert!(server.requests().iter().all(signed), "{:?}", server.requests());
+    assert!(Store::memory().backend().warnings().await.is_empty());
+}

@@ -54,6 +54,9 @@ fn show_report(report: &Report) -> anyhow::Result<()> {
         ]);
     }
     render::line(format_args!("\n{table}\n"))?;
+    for warning in &report.warnings {
+        render::line(format_args!("{} {warning}", paint(WARN, "warning:")))?;
+    }
     if let Some(left) = &report.left_behind {
         render::line(format_args!("{} {left}", paint(WARN, "left behind:")))?;
     }

@@ -84,6 +84,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// A listing, to be fetched page by page.
     fn list(&self, list: List) -> Box<dyn Lister>;
 
+    /// What the doctor should warn of that no request of ours shows: settings of the bucket that
+    /// make it dear or that delete objects behind our back. Empty where it cannot be known.
+    async fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Makes what others wrote at these keys durable: done before something is deleted on the
     /// strength of it.
     async fn persist(&self, keys: &[Key]) -> Result<()>;

@@ -173,6 +173,7 @@ impl<'a> Attempts<'a> {
             full_jitter(self.made - 1, settings.retry_base, settings.retry_cap, env.random());
         self.made += 1;
         backend.meter().retried();
+        tracing::debug!(attempt = self.made, ?pause, "no clear answer, trying again");
         env.clock().sleep(pause).await;
         true
     }

@@ -7,6 +7,8 @@
 
 mod answer;
 mod connect;
+#[cfg(feature = "s3")]
+mod rules;
 mod transport;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,6 +71,27 @@ impl std::fmt::Debug for CloudOptions {
     }
 }
 
+#[cfg(feature = "s3")]
+impl CloudOptions {
+    fn s3_endpoint(&self) -> &str {
+        self.endpoint.as_deref().unwrap_or("https://s3.amazonaws.com")
+    }
+
+    fn signing_region(&self) -> Result<String> {
+        match (&self.region, &self.endpoint) {
+            (Some(region), _) => Ok(region.clone()),
+            // Servers of one's own hardly ever mind.
+            (None, Some(_)) => Ok("us-east-1".to_owned()),
+            (None, None) => Err(Error::invalid("no region: pass --region or set AWS_REGION")),
+        }
+    }
+
+    fn uses_path_style(&self, bucket: &str) -> bool {
+        // A dot in a bucket's name does not match the certificate of the host it would become.
+        self.path_style.unwrap_or(self.endpoint.is_some() || bucket.contains('.'))
+    }
+}
+
 /// A bucket, or what is below a prefix in it.
 #[derive(Debug)]
 pub struct Cloud {
@@ -80,6 +103,8 @@ pub struct Cloud {
     url: String,
     /// How long our keys may be, below the prefix.
     room: usize,
+    bucket: String,
+    options: CloudOptions,
 }
 
 impl Cloud {
@@ -108,7 +133,17 @@ impl Cloud {
             "" => format!("{scheme}://{bucket}"),
             prefix => format!("{scheme}://{bucket}/{prefix}"),
         };
-        Ok(Self { service, transport, executor: Executor::default(), meter, kind, url, room })
+        Ok(Self {
+            service,
+            transport,
+            executor: Executor::default(),
+            meter,
+            kind,
+            url,
+            room,
+            bucket: bucket.to_owned(),
+            options: options.clone(),
+        })
     }
 
     /// A context in which the answer to an operation is noted.
@@ -416,6 +451,16 @@ impl Backend for Cloud {
         })
     }
 
+    async fn warnings(&self) -> Vec<String> {
+        #[cfg(feature = "s3")]
+        if self.kind == Kind::S3 {
+            let (context, _) = self.operation();
+            let transport = context.http_transport();
+            return rules::warnings(transport, &self.bucket, &self.options).await;
+        }
+        Vec::new()
+    }
+
     async fn persist(&self, _: &[Key]) -> Result<()> {
         Ok(())
     }
@@ -528,22 +573,15 @@ fn built<S: opendal::raw::Service>(service: opendal::Result<S>) -> Result<Servic
 #[cfg(feature = "s3")]
 fn s3_service(bucket: &str, prefix: &str, options: &CloudOptions) -> Result<Servicer> {
     use opendal::Builder as _;
-    let own_endpoint = options.endpoint.is_some();
-    let region = match (&options.region, own_endpoint) {
-        (Some(region), _) => region.clone(),
-        // Servers of one's own hardly ever mind.
-        (None, true) => "us-east-1".to_owned(),
-        (None, false) => {
-            return Err(Error::invalid("no region: pass --region or set AWS_REGION"));
-        }
-    };
-    let mut s3 = opendal::services::S3::default().bucket(bucket).root(prefix).region(&region);
-    s3 = match &options.endpoint {
-        Some(endpoint) => s3.endpoint(endpoint).disable_ec2_metadata(),
-        None => s3.endpoint("https://s3.amazonaws.com"),
-    };
-    // A dot in a bucket's name does not match the certificate of the host that it would become.
-    if !options.path_style.unwrap_or(own_endpoint || bucket.contains('.')) {
+    let mut s3 = opendal::services::S3::default()
+        .bucket(bucket)
+        .root(prefix)
+        .region(&options.signing_region()?)
+        .endpoint(options.s3_endpoint());
+    if options.endpoint.is_some() {
+        s3 = s3.disable_ec2_metadata();
+    }
+    if !options.uses_path_style(bucket) {
         s3 = s3.enable_virtual_host_style();
     }
     if let (Some(access), Some(secret)) = (&options.access_key, &options.secret_key) {
