@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | [`key`] | which names an object may have, and how any name becomes one |
 //! | [`cas`] | the words of compare-and-swap: version, condition, nonce |
+//! | [`lease`] | who may hold, until when, with which token |
 //! | [`settle`] | what a read says about a write whose answer was lost |
 //! | [`time`] | the store's time and its text form |
 //! | [`backoff`] | how long to wait before the next attempt |
@@ -17,5 +18,6 @@ pub mod backoff;
 pub mod cas;
 pub mod format;
 pub mod key;
+pub mod lease;
 pub mod settle;
 pub mod time;

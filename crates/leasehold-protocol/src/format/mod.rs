@@ -1,3 +1,4 @@
 //! The bytes of stored records. Frozen examples of every version stand in `golden/`.
 
+pub mod lease;
 pub mod root;

@@ -1,0 +1,392 @@
+//! The lease record: who holds something, since when, until when.
+//!
+//! Two dialects of one record. Lock files (`{file}.lock`) are written in camel case with `holderId`,
+//! `acquiredAt` and `lastHeartbeat`; shard locks and task leases in snake case with `worker_id`,
+//! `created_at`, `expires_at` and `heartbeat_at`. Either is understood wherever a lease stands, and
+//! records that have only those fields are respected. Fields that we do not know survive a rewrite.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::cas::Nonce;
+use crate::time::StoreTime;
+
+/// How the fields are called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// Lock files: camel case.
+    Lock,
+    /// Shard locks and task leases: snake case.
+    Task,
+}
+
+/// Whether somebody holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// The holder named in the record.
+    Held,
+    /// Nobody. The record stays so that the next token is higher; it looks expired to others.
+    Released,
+}
+
+/// A process, recognisable after its number was given to another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, as its system counts it: two processes with one number differ in this.
+    pub start: u64,
+}
+
+/// Where the holder runs. What is needed to tell at once that it is dead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The host's name.
+    pub host: String,
+    /// Which boot of the host: process numbers and the boot clock mean nothing in another.
+    pub boot_id: String,
+    /// The boot clock when the lease was last renewed.
+    pub boot_time: Duration,
+    /// The namespace that process numbers belong to. A container has its own.
+    pub pid_ns: String,
+    /// The holder.
+    pub process: Process,
+    /// What the holder runs under the lease, if that is another process.
+    pub child: Option<Process>,
+}
+
+/// Somebody wants the lease and asks for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// Who.
+    pub by: String,
+    /// When.
+    pub at: StoreTime,
+}
+
+/// A lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// Who holds it, or held it last.
+    pub holder: String,
+    /// Since when.
+    pub acquired_at: Option<StoreTime>,
+    /// When it was last renewed.
+    pub heartbeat_at: Option<StoreTime>,
+    /// Until when, if it is not renewed. For people and for other clients: we judge by age.
+    pub expires_at: Option<StoreTime>,
+    /// How long after a renewal it is stale.
+    pub ttl: Option<Duration>,
+    /// The fence: rises with every acquisition.
+    pub token: Option<u64>,
+    /// Marks the write of this record.
+    pub nonce: Option<String>,
+    /// Whether it is held.
+    pub state: State,
+    /// Where the holder runs.
+    pub place: Option<Place>,
+    /// Who asks for it.
+    pub ask: Option<Ask>,
+    /// Fields of others.
+    pub other: Map<String, Value>,
+}
+
+/// The bytes are not a lease record.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a lease record: {0}")]
+pub struct LeaseError(String);
+
+/// A field's name in both dialects.
+struct Name {
+    lock: &'static str,
+    task: &'static str,
+}
+
+macro_rules! names {
+    ($($constant:ident: $lock:literal, $task:literal;)*) => {
+        $(const $constant: Name = Name { lock: $lock, task: $task };)*
+        const NAMES: &[Name] = &[$(Name { lock: $lock, task: $task }),*];
+    };
+}
+
+names! {
+    HOLDER: "holderId", "worker_id";
+    ACQUIRED: "acquiredAt", "created_at";
+    HEARTBEAT: "lastHeartbeat", "heartbeat_at";
+    EXPIRES: "expiresAt", "expires_at";
+    TTL: "ttlMs", "ttl_ms";
+    TOKEN: "token", "token";
+    NONCE: "nonce", "nonce";
+    STATE: "state", "state";
+    HOST: "host", "host";
+    BOOT_ID: "bootId", "boot_id";
+    BOOT_TIME: "bootTimeMs", "boot_time_ms";
+    PID_NS: "pidNamespace", "pid_namespace";
+    PID: "pid", "pid";
+    START: "startTime", "start_time";
+    CHILD_PID: "childPid", "child_pid";
+    CHILD_START: "childStartTime", "child_start_time";
+    ASKED_BY: "askedBy", "asked_by";
+    ASKED_AT: "askedAt", "asked_at";
+}
+
+impl Lease {
+    /// The record in these bytes, in either dialect.
+    pub fn parse(bytes: &[u8]) -> Result<Self, LeaseError> {
+        let mut fields: Map<String, Value> =
+            serde_json::from_slice(bytes).map_err(|error| LeaseError(error.to_string()))?;
+        let mut taken = Fields::default();
+        for name in NAMES {
+            for key in [name.lock, name.task] {
+                if let Some(value) = fields.remove(key) {
+                    taken.0.insert(name.lock, value);
+                }
+            }
+        }
+        let holder = taken.text(&HOLDER)?.ok_or_else(|| LeaseError("it names no holder".into()))?;
+        let state = match taken.text(&STATE)?.as_deref() {
+            None | Some("held") => State::Held,
+            Some("released") => State::Released,
+            Some(other) => return Err(LeaseError(format!("unknown state {other:?}"))),
+        };
+        let ask = match (taken.text(&ASKED_BY)?, taken.time(&ASKED_AT)?) {
+            (Some(by), Some(at)) => Some(Ask { by, at }),
+            _ => None,
+        };
+        Ok(Self {
+            holder,
+            acquired_at: taken.time(&ACQUIRED)?,
+            heartbeat_at: taken.time(&HEARTBEAT)?,
+            expires_at: taken.time(&EXPIRES)?,
+            ttl: taken.number(&TTL)?.map(Duration::from_millis),
+            token: taken.number(&TOKEN)?,
+            nonce: taken.text(&NONCE)?,
+            state,
+            place: taken.place()?,
+            ask,
+            other: fields,
+        })
+    }
+
+    /// The record's bytes in this dialect: JSON with a final newline.
+    pub fn to_bytes(&self, dialect: Dialect) -> Vec<u8> {
+        let mut fields = Map::new();
+        let mut put = |name: &Name, value: Option<Value>| {
+            let key = match dialect {
+                Dialect::Lock => name.lock,
+                Dialect::Task => name.task,
+            };
+            if let Some(value) = value {
+                fields.insert(key.to_owned(), value);
+            }
+        };
+        let time = |time: Option<StoreTime>| time.map(|time| Value::from(time.to_string()));
+        put(&HOLDER, Some(self.holder.clone().into()));
+        put(&ACQUIRED, time(self.acquired_at));
+        put(&HEARTBEAT, time(self.heartbeat_at));
+        put(&EXPIRES, time(self.expires_at));
+        put(&TTL, self.ttl.map(|ttl| millis(ttl).into()));
+        put(&TOKEN, self.token.map(Value::from));
+        put(&NONCE, self.nonce.clone().map(Value::from));
+        let state = match self.state {
+            State::Held => "held",
+            State::Released => "released",
+        };
+        put(&STATE, Some(state.into()));
+        if let Some(place) = &self.place {
+            put(&HOST, Some(place.host.clone().into()));
+            put(&BOOT_ID, Some(place.boot_id.clone().into()));
+            put(&BOOT_TIME, Some(millis(place.boot_time).into()));
+            put(&PID_NS, Some(place.pid_ns.clone().into()));
+            put(&PID, Some(place.process.pid.into()));
+            put(&START, Some(place.process.start.into()));
+            put(&CHILD_PID, place.child.as_ref().map(|child| child.pid.into()));
+            put(&CHILD_START, place.child.as_ref().map(|child| child.start.into()));
+        }
+        put(&ASKED_BY, self.ask.as_ref().map(|ask| ask.by.clone().into()));
+        put(&ASKED_AT, self.ask.as_ref().map(|ask| ask.at.to_string().into()));
+        for (key, value) in &self.other {
+            fields.entry(key.clone()).or_insert_with(|| value.clone());
+        }
+        // Maps with text keys and plain values always serialise.
+        let mut bytes = serde_json::to_vec(&fields).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// The record with a fresh mark for its next write.
+    #[must_use]
+    pub fn marked(mut self, nonce: Nonce) -> Self {
+        self.nonce = Some(nonce.to_string());
+        self
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Our fields of a record, under their camel case names.
+#[derive(Default)]
+struct Fields(std::collections::BTreeMap<&'static str, Value>);
+
+impl Fields {
+    fn take(&mut self, name: &Name) -> Option<Value> {
+        self.0.remove(name.lock).filter(|value| !value.is_null())
+    }
+
+    fn text(&mut self, name: &Name) -> Result<Option<String>, LeaseError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(LeaseError(format!("{} is not text but {other}", name.lock))),
+        }
+    }
+
+    fn number(&mut self, name: &Name) -> Result<Option<u64>, LeaseError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(value) => match value.as_u64() {
+                Some(number) => Ok(Some(number)),
+                None => Err(LeaseError(format!("{} is not a whole number but {value}", name.lock))),
+            },
+        }
+    }
+
+    fn time(&mut self, name: &Name) -> Result<Option<StoreTime>, LeaseError> {
+        match self.text(name)? {
+            None => Ok(None),
+            Some(text) => match text.parse() {
+                Ok(time) => Ok(Some(time)),
+                Err(error) => Err(LeaseError(format!("{}: {error}", name.lock))),
+            },
+        }
+    }
+
+    /// All of it, or nothing: half a place proves nothing about the holder.
+    fn place(&mut self) -> Result<Option<Place>, LeaseError> {
+        let (host, boot_id) = (self.text(&HOST)?, self.text(&BOOT_ID)?);
+        let (boot_time, pid_ns) = (self.number(&BOOT_TIME)?, self.text(&PID_NS)?);
+        let process = self.process(&PID, &START)?;
+        let child = self.process(&CHILD_PID, &CHILD_START)?;
+        let (Some(host), Some(boot_id), Some(boot_time), Some(pid_ns), Some(process)) =
+            (host, boot_id, boot_time, pid_ns, process)
+        else {
+            return Ok(None);
+        };
+        let boot_time = Duration::from_millis(boot_time);
+        Ok(Some(Place { host, boot_id, boot_time, pid_ns, process, child }))
+    }
+
+    fn process(&mut self, pid: &Name, start: &Name) -> Result<Option<Process>, LeaseError> {
+        let (pid, start) = (self.number(pid)?, self.number(start)?);
+        Ok(match (pid.and_then(|pid| u32::try_from(pid).ok()), start) {
+            (Some(pid), Some(start)) => Some(Process { pid, start }),
+            _ => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn full() -> Lease {
+        let time = |text: &str| Some(text.parse().unwrap());
+        Lease {
+            holder: "worker-001".into(),
+            acquired_at: time("2026-01-31T09:05:00Z"),
+            heartbeat_at: time("2026-01-31T09:05:01Z"),
+            expires_at: time("2026-01-31T09:05:04Z"),
+            ttl: Some(Duration::from_secs(3)),
+            token: Some(1_769_850_300_000_000),
+            nonce: Some(Nonce::from_bytes([1; 16]).to_string()),
+            state: State::Held,
+            place: Some(Place {
+                host: "pi-4".into(),
+                boot_id: "b0a7".into(),
+                boot_time: Duration::from_millis(123_456),
+                pid_ns: "pid:[4026531836]".into(),
+                process: Process { pid: 4711, start: 99 },
+                child: Some(Process { pid: 4712, start: 100 }),
+            }),
+            ask: Some(Ask { by: "worker-002".into(), at: "2026-01-31T09:05:02Z".parse().unwrap() }),
+            other: Map::new(),
+        }
+    }
+
+    #[test]
+    fn golden_bytes_are_still_read_and_written() {
+        for (dialect, golden) in [
+            (Dialect::Lock, &include_bytes!("../../../../golden/lock-1.json")[..]),
+            (Dialect::Task, include_bytes!("../../../../golden/lease-1.json")),
+        ] {
+            assert_eq!(Lease::parse(golden), Ok(full()));
+            assert_eq!(
+                String::from_utf8_lossy(&full().to_bytes(dialect)),
+                String::from_utf8_lossy(golden)
+            );
+        }
+    }
+
+    /// The seeds' own records, as they stand in the documents.
+    #[test]
+    fn records_of_other_clients_are_understood() {
+        let lock = br#"{ "holderId": "worker-001", "acquiredAt": "2024-02-15T10:30:00.000Z",
+                         "lastHeartbeat": "2024-02-15T10:30:05.000Z" }"#;
+        let lease = Lease::parse(lock).unwrap();
+        assert_eq!((lease.holder.as_str(), lease.state), ("worker-001", State::Held));
+        assert_eq!((lease.ttl, lease.token, lease.place), (None, None, None));
+        let task = br#"{"worker_id":"pi-a","created_at":"2024-02-15T10:30:00Z",
+                        "expires_at":"2024-02-15T10:35:00Z"}"#;
+        let lease = Lease::parse(task).unwrap();
+        assert_eq!(lease.holder, "pi-a");
+        assert!(lease.expires_at.is_some());
+    }
+
+    #[test]
+    fn unknown_fields_survive_a_rewrite() {
+        let text = br#"{"worker_id":"w","attempts":3,"x":{"y":[1]}}"#;
+        for dialect in [Dialect::Lock, Dialect::Task] {
+            let lease = Lease::parse(&Lease::parse(text).unwrap().to_bytes(dialect)).unwrap();
+            assert_eq!(lease.other["attempts"], 3);
+            assert_eq!(lease.other["x"]["y"][0], 1);
+        }
+    }
+
+    #[test]
+    fn damage_is_reported_and_not_guessed() {
+        for bad in [
+            &b""[..],
+            b"{",
+            b"[]",
+            b"{}",
+            b"\0\0\0",
+            b"{\"holderId\":3}",
+            b"{\"holderId\":\"a\",\"token\":-1}",
+            b"{\"holderId\":\"a\",\"state\":\"maybe\"}",
+            b"{\"holderId\":\"a\",\"lastHeartbeat\":\"soon\"}",
+        ] {
+            assert!(Lease::parse(bad).is_err(), "{}", String::from_utf8_lossy(bad));
+        }
+        // Half a place proves nothing, but the lease is one.
+        let half = Lease::parse(br#"{"holderId":"a","host":"h","pid":7}"#).unwrap();
+        assert_eq!(half.place, None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Lease::parse(&bytes);
+        }
+
+        #[test]
+        fn any_holder_survives(holder in ".{0,40}", token in any::<u64>(), camel in any::<bool>()) {
+            let lease = Lease { holder, token: Some(token), ..full() };
+            let dialect = if camel { Dialect::Lock } else { Dialect::Task };
+            prop_assert_eq!(Lease::parse(&lease.to_bytes(dialect)), Ok(lease));
+        }
+    }
+}
