@@ -26,6 +26,7 @@
 
 pub mod env;
 pub mod error;
+pub mod host;
 pub mod settings;
 pub mod store;
 

@@ -1,0 +1,211 @@
+//! This process and its host, and whether another process of it is still there.
+//!
+//! What it takes to recognise a dead holder at once: process numbers are reused, mean nothing in
+//! another namespace, and nothing after a reboot.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use leasehold_protocol::format::lease::{Place, Process};
+use leasehold_protocol::lease::Liveness;
+
+use crate::env::BootTime;
+
+/// Where this process runs, at this moment of its boot clock. `None` where the system does not say
+/// which boot it is in: then holders are judged by their ttl alone.
+pub fn here(now: BootTime) -> Option<Place> {
+    static HERE: OnceLock<Option<Place>> = OnceLock::new();
+    let mut place = HERE.get_or_init(find_out).clone()?;
+    // A fork keeps the memory of its parent, but not its number.
+    if place.process.pid != std::process::id() {
+        place = find_out()?;
+    }
+    place.boot_time = now.since(BootTime::from_boot(Duration::ZERO));
+    Some(place)
+}
+
+fn find_out() -> Option<Place> {
+    let pid = std::process::id();
+    Some(Place {
+        host: host_name(),
+        boot_id: boot_id()?,
+        boot_time: Duration::ZERO,
+        pid_ns: pid_namespace(),
+        process: Process { pid, start: start_time(pid)? },
+        child: None,
+    })
+}
+
+/// The process with this number, as it can be recognised later.
+pub fn process(pid: u32) -> Option<Process> {
+    Some(Process { pid, start: start_time(pid)? })
+}
+
+/// What became of a holder: gone only if both it and what it ran are.
+pub fn liveness(place: &Place, here: &Place) -> Option<Liveness> {
+    if place.boot_id != here.boot_id || place.pid_ns != here.pid_ns {
+        return None;
+    }
+    let gone = |process: &Process| is_gone(process);
+    let all_gone = gone(&place.process) && place.child.as_ref().is_none_or(gone);
+    Some(if all_gone { Liveness::Gone } else { Liveness::Alive })
+}
+
+/// This host's name.
+pub fn host_name() -> String {
+    #[cfg(unix)]
+    return rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    "windows".to_owned()
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod system {
+    use leasehold_protocol::format::lease::Process;
+
+    pub fn boot_id() -> Option<String> {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        Some(id.trim().to_owned())
+    }
+
+    pub fn pid_namespace() -> String {
+        let link = std::fs::read_link("/proc/self/ns/pid");
+        link.map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// State and start time in `/proc/PID/stat`. The command's name, in brackets, may contain
+    /// anything, so fields are counted from the last bracket.
+    fn stat(pid: u32) -> std::io::Result<Option<(char, u64)>> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let fields = text.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());
+        let parse = |mut fields: std::str::SplitWhitespace<'_>| {
+            let state = fields.next()?.chars().next()?;
+            Some((state, fields.nth(18)?.parse().ok()?))
+        };
+        Ok(fields.and_then(parse))
+    }
+
+    pub fn start_time(pid: u32) -> Option<u64> {
+        Some(stat(pid).ok()??.1)
+    }
+
+    pub fn is_gone(process: &Process) -> bool {
+        match stat(process.pid) {
+            Ok(Some((state, start))) => start != process.start || matches!(state, 'Z' | 'X'),
+            // Something is there that we cannot read: that is not "gone". And what is not shown
+            // may be hidden from us (hidepid): only "no such process" is proof.
+            Ok(None) => false,
+            Err(_) => super::no_such_process(process.pid),
+        }
+    }
+}
+
+#[cfg(unix)]
+fn no_such_process(pid: u32) -> bool {
+    use rustix::process::{Pid, test_kill_process};
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
+}
+
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
+mod system {
+    use leasehold_protocol::format::lease::Process;
+
+    /// A call to a program, once per process: there is no safe call for it.
+    pub fn boot_id() -> Option<String> {
+        let done =
+            std::process::Command::new("sysctl").args(["-n", "kern.bootsessionuuid"]).output();
+        let id = String::from_utf8(done.ok()?.stdout).ok()?.trim().to_owned();
+        (!id.is_empty()).then_some(id)
+    }
+
+    pub fn pid_namespace() -> String {
+        "none".to_owned()
+    }
+
+    /// Not told: a reused number then looks alive, and the ttl decides.
+    pub fn start_time(_: u32) -> Option<u64> {
+        Some(0)
+    }
+
+    pub fn is_gone(process: &Process) -> bool {
+        super::no_such_process(process.pid)
+    }
+}
+
+#[cfg(not(unix))]
+mod system {
+    use leasehold_protocol::format::lease::Process;
+
+    pub fn boot_id() -> Option<String> {
+        None
+    }
+
+    pub fn pid_namespace() -> String {
+        String::new()
+    }
+
+    pub fn start_time(_: u32) -> Option<u64> {
+        None
+    }
+
+    pub fn is_gone(_: &Process) -> bool {
+        false
+    }
+}
+
+use system::{boot_id, is_gone, pid_namespace, start_time};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> BootTime {
+        BootTime::from_boot(Duration::from_secs(1))
+    }
+
+    #[test]
+    fn this_process_is_alive_and_a_dead_one_is_not() {
+        let here = here(now()).expect("this system says which boot it is in");
+        assert_eq!(liveness(&here, &here), Some(Liveness::Alive));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let recorded = process(child.id()).unwrap();
+        let place = |process: Process| Place { process, ..here.clone() };
+        assert_eq!(liveness(&place(recorded.clone()), &here), Some(Liveness::Alive));
+        child.kill().unwrap();
+        // A zombie is gone: nobody has waited for it yet.
+        while !is_gone(&recorded) {
+            std::thread::yield_now();
+        }
+        assert_eq!(liveness(&place(recorded.clone()), &here), Some(Liveness::Gone));
+        // FIELD.md row 26: a holder is not gone while what it ran is alive.
+        let mut both = place(recorded.clone());
+        both.child = Some(here.process.clone());
+        assert_eq!(liveness(&both, &here), Some(Liveness::Alive));
+        child.wait().unwrap();
+        assert_eq!(liveness(&place(recorded), &here), Some(Liveness::Gone));
+    }
+
+    #[test]
+    fn a_reused_number_is_another_process() {
+        let here = here(now()).unwrap();
+        let mut earlier = here.clone();
+        earlier.process.start += 1;
+        if cfg!(target_os = "linux") {
+            assert_eq!(liveness(&earlier, &here), Some(Liveness::Gone));
+        }
+    }
+
+    /// FIELD.md row 27.
+    #[test]
+    fn other_namespaces_and_boots_are_not_judged() {
+        let here = here(now()).unwrap();
+        let mut dead = here.clone();
+        dead.process = Process { pid: u32::MAX / 2, start: 1 };
+        assert_eq!(liveness(&dead, &here), Some(Liveness::Gone));
+        let container = Place { pid_ns: "other".into(), ..dead.clone() };
+        assert_eq!(liveness(&container, &here), None);
+        let rebooted = Place { boot_id: "other".into(), ..dead };
+        assert_eq!(liveness(&rebooted, &here), None);
+    }
+}
