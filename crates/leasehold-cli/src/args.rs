@@ -85,7 +85,11 @@ pub enum Command {
     /// Watch worker processes race for objects in a temporary store
     Demo(Demo),
     /// Find out whether a store is safe to use
-    Doctor,
+    Doctor {
+        /// Replace what earlier examinations noted, for a store that was mended
+        #[arg(long)]
+        forget: bool,
+    },
     /// Make the store now instead of at the first write
     Init,
     /// List keys

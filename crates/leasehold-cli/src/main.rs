@@ -42,16 +42,21 @@ fn run(args: &Args) -> anyhow::Result<Exit> {
         Command::Demo(demo) => commands::demo::run(args, demo),
         Command::DemoWorker(worker) => runtime(1)?.block_on(commands::demo::worker(worker)),
         // The doctor wants to be in many places at once.
-        Command::Doctor => runtime(4)?.block_on(with_store(args)),
+        Command::Doctor { .. } => runtime(4)?.block_on(with_store(args)),
         _ => runtime(1)?.block_on(with_store(args)),
     }
 }
 
 async fn with_store(args: &Args) -> anyhow::Result<Exit> {
-    let store = config::connect(args)?.open()?;
+    let mut connect = config::connect(args)?;
+    if matches!(args.command, Command::Doctor { .. }) {
+        // Its races need a connection for everyone.
+        connect.settings.connections = connect.settings.connections.max(16);
+    }
+    let store = connect.open()?;
     let outcome = match &args.command {
         Command::Init => commands::objects::init(args, &store).await,
-        Command::Doctor => commands::doctor::run(args, &store).await,
+        Command::Doctor { forget } => commands::doctor::run(args, &store, *forget).await,
         Command::Ls(ls) => commands::objects::ls(args, &store, ls).await,
         Command::Cat { key } => commands::objects::cat(args, &store, key).await,
         Command::Stat { key } => commands::objects::stat(args, &store, key).await,

@@ -36,27 +36,30 @@ pub enum Found<'a> {
 pub enum Verdict {
     /// It applied, and this is its version.
     Applied(Version),
-    /// It did not apply, and its condition does not hold any more.
-    Refused,
+    /// Something else is there now. Ours may have applied before that or never; in either case it
+    /// is not what counts any more, and doing it again could do it twice.
+    Overtaken,
     /// It has not applied so far and its condition still holds: try again.
     Open,
 }
 
-/// What became of a `put(body, when)` that may have been sent several times.
+/// What became of a `put(body, when)` of which some attempt was not answered.
 pub fn put(found: Found<'_>, body: &[u8], when: &When, proof: Proof) -> Verdict {
     match found {
-        Found::Object { body: there, version } if is_ours(there, body, proof) => {
-            Verdict::Applied(version.clone())
+        Found::Object { body: there, version } => {
+            // Equal bytes with our nonce are ours. A record with our nonce that somebody extended
+            // since is not: its version is not one that our caller has seen.
+            let ours = there == body && carries(there, proof);
+            match when {
+                _ if ours => Verdict::Applied(version.clone()),
+                When::Any => Verdict::Open,
+                When::Matches(expected) if expected == version => Verdict::Open,
+                When::Absent | When::Matches(_) => Verdict::Overtaken,
+            }
         }
-        Found::Object { version, .. } => match when {
-            When::Any => Verdict::Open,
-            When::Absent => Verdict::Refused,
-            When::Matches(expected) if expected == version => Verdict::Open,
-            When::Matches(_) => Verdict::Refused,
-        },
         Found::Absent => match when {
             When::Any | When::Absent => Verdict::Open,
-            When::Matches(_) => Verdict::Refused,
+            When::Matches(_) => Verdict::Overtaken,
         },
     }
 }
@@ -69,19 +72,18 @@ pub fn delete(there: Option<&Version>, version: &Version) -> Verdict {
     match there {
         None => Verdict::Applied(version.clone()),
         Some(there) if there == version => Verdict::Open,
-        Some(_) => Verdict::Refused,
+        Some(_) => Verdict::Overtaken,
     }
 }
 
-fn is_ours(there: &[u8], body: &[u8], proof: Proof) -> bool {
+/// Whether these bytes can be told from somebody else's equal ones.
+fn carries(bytes: &[u8], proof: Proof) -> bool {
     match proof {
-        // The nonce decides, never equality of content. It may stand in a record that somebody
-        // extended since; what that means is for the layer above, which knows the record.
         Proof::Nonce(nonce) => {
             let text = nonce.to_string();
-            there.windows(text.len()).any(|window| window == text.as_bytes())
+            bytes.windows(text.len()).any(|window| window == text.as_bytes())
         }
-        Proof::Bytes => there == body,
+        Proof::Bytes => true,
     }
 }
 
@@ -101,21 +103,21 @@ mod tests {
 
     #[test]
     fn the_nonce_decides_and_not_the_content() {
-        let ours = format!(r#"{{"nonce":"{}"}}"#, Nonce::from_bytes([7; 16]));
-        let extended = format!(r#"{{"nonce":"{}","more":1}}"#, Nonce::from_bytes([7; 16]));
-        let theirs = format!(r#"{{"nonce":"{}"}}"#, Nonce::from_bytes([8; 16]));
-        let v = version("2");
+        let record = |nonce: u8, more: &str| {
+            format!(r#"{{"nonce":"{}"{more}}}"#, Nonce::from_bytes([nonce; 16])).into_bytes()
+        };
+        let (ours, v) = (record(7, ""), version("2"));
         for when in [When::Absent, When::Matches(version("1")), When::Any] {
-            for body in [&ours, &extended] {
-                let verdict = put(object(body.as_bytes(), &v), ours.as_bytes(), &when, OURS);
-                assert_eq!(verdict, Verdict::Applied(v.clone()), "{when:?}");
-            }
+            let verdict = put(object(&ours, &v), &ours, &when, OURS);
+            assert_eq!(verdict, Verdict::Applied(v.clone()), "{when:?}");
         }
-        let verdict = put(object(theirs.as_bytes(), &v), ours.as_bytes(), &When::Absent, OURS);
-        assert_eq!(verdict, Verdict::Refused);
+        let judge = |there: &[u8]| put(object(there, &v), &ours, &When::Absent, OURS);
+        assert_eq!(judge(&record(8, "")), Verdict::Overtaken);
+        // Ours, but somebody has extended it: that version was never ours.
+        assert_eq!(judge(&record(7, r#","asked":1"#)), Verdict::Overtaken);
         // The same bytes without a nonce are not proof of anything.
         let verdict = put(object(b"same", &v), b"same", &When::Absent, OURS);
-        assert_eq!(verdict, Verdict::Refused);
+        assert_eq!(verdict, Verdict::Overtaken);
     }
 
     #[test]
@@ -129,11 +131,11 @@ mod tests {
     }
 
     #[test]
-    fn a_matched_object_that_is_gone_is_a_refusal() {
+    fn a_matched_object_that_is_gone_may_have_been_ours() {
         let when = When::Matches(version("1"));
-        assert_eq!(put(Found::Absent, b"new", &when, OURS), Verdict::Refused);
+        assert_eq!(put(Found::Absent, b"new", &when, OURS), Verdict::Overtaken);
         let other = version("3");
-        assert_eq!(put(object(b"x", &other), b"new", &when, OURS), Verdict::Refused);
+        assert_eq!(put(object(b"x", &other), b"new", &when, OURS), Verdict::Overtaken);
     }
 
     #[test]
@@ -142,7 +144,7 @@ mod tests {
         let verdict = put(object(b"rows", &v), b"rows", &When::Absent, Proof::Bytes);
         assert_eq!(verdict, Verdict::Applied(v.clone()));
         let verdict = put(object(b"other", &v), b"rows", &When::Absent, Proof::Bytes);
-        assert_eq!(verdict, Verdict::Refused);
+        assert_eq!(verdict, Verdict::Overtaken);
     }
 
     #[test]
@@ -150,6 +152,6 @@ mod tests {
         let v = version("1");
         assert_eq!(delete(None, &v), Verdict::Applied(v.clone()));
         assert_eq!(delete(Some(&v), &v), Verdict::Open);
-        assert_eq!(delete(Some(&version("2")), &v), Verdict::Refused);
+        assert_eq!(delete(Some(&version("2")), &v), Verdict::Overtaken);
     }
 }

@@ -28,12 +28,18 @@ fn find_out() -> Option<Place> {
     let pid = std::process::id();
     Some(Place {
         host: host_name(),
-        boot_id: boot_id()?,
+        boot_id: Some(boot_id()).filter(|id| !id.is_empty())?,
         boot_time: Duration::ZERO,
         pid_ns: pid_namespace(),
         process: Process { pid, start: start_time(pid)? },
         child: None,
     })
+}
+
+/// Which boot of this host this is; empty where the system does not say.
+pub fn boot_id() -> String {
+    static ID: OnceLock<String> = OnceLock::new();
+    ID.get_or_init(|| system::boot_id().unwrap_or_default()).clone()
 }
 
 /// The process with this number, as it can be recognised later.
@@ -154,7 +160,7 @@ mod system {
     }
 }
 
-use system::{boot_id, is_gone, pid_namespace, start_time};
+use system::{is_gone, pid_namespace, start_time};
 
 #[cfg(test)]
 mod tests {

@@ -9,8 +9,11 @@
 //! # async fn tour() -> Result<(), leasehold::Error> {
 //! let store = Store::memory();
 //! let key = Key::new("hello.txt")?;
-//! // Only one of many racing writers creates an object, and the outcome says who.
-//! match store.put(&key, "first".into(), Write::when(When::Absent, Proof::Bytes)).await? {
+//! // Only one of many racing writers creates an object, and the outcome says who. The nonce is how
+//! // a writer whose answer got lost recognises its own bytes.
+//! let nonce = store.env().nonce();
+//! let body = format!("first, by {nonce}");
+//! match store.put(&key, body.into(), Write::when(When::Absent, Proof::Nonce(nonce))).await? {
 //!     Put::Stored(version) => println!("ours, in version {version}"),
 //!     Put::Refused => println!("somebody was faster"),
 //!     Put::Contended => println!("others keep writing: try again"),

@@ -293,3 +293,98 @@ async fn long_segments_are_listed_in_order() {
     }
     assert_eq!(names(&store, "long/").await, Vec::<String>::new());
 }
+
+/// A segment cut into folders leaves no tail that means something else.
+#[tokio::test]
+async fn long_segments_with_odd_tails_are_objects_like_any_other() {
+    let scene = Scene::new();
+    let store = scene.store();
+    let mut all: Vec<String> =
+        [".", "..", ".lh", "x"].map(|tail| format!("{}{tail}", "s".repeat(200))).into();
+    for name in &all {
+        put(&store, name, "x").await.map(drop).unwrap();
+        assert_eq!(store.get(&key(name)).await.unwrap().unwrap().body, "x", "{name}");
+    }
+    all.push("leasehold.json".to_owned());
+    all.sort();
+    assert_eq!(names(&store, "").await, all);
+}
+
+/// No key leads out of the store, whatever somebody has put in its way.
+#[tokio::test]
+async fn symbolic_links_are_not_followed() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "a/b", "x").await.map(drop).unwrap();
+    let outside = scene.root.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("secret"), "s").unwrap();
+    std::os::unix::fs::symlink(&outside, scene.dir().join("link")).unwrap();
+    for durability in [Durability::Volatile, Durability::Durable] {
+        let create = Write::when(When::Absent, Proof::Bytes).durability(durability);
+        let created = store.put(&key("link/new"), "x".into(), create).await;
+        assert_eq!(created.unwrap_err().kind(), ErrorKind::Data);
+    }
+    assert!(put(&store, "link/secret", "y").await.is_err());
+    assert!(store.get(&key("link/secret")).await.is_err());
+    assert!(store.delete(&key("link/secret")).await.is_err());
+    assert_eq!(names(&store, "link/").await, Vec::<String>::new());
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+    assert_eq!(fs::read(outside.join("secret")).unwrap(), b"s");
+}
+
+/// What cannot be opened is no reason to give up flushing for ever.
+#[tokio::test]
+async fn durable_writes_survive_a_persist_of_nonsense() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "a", "x").await.map(drop).unwrap();
+    store.persist(&[key("a/b"), key("none/at/all")]).await.unwrap();
+    store.put(&key("b"), "x".into(), Write::any()).await.map(drop).unwrap();
+}
+
+/// A backup made of hard links keeps removed lock files alive: they are not the locks any more.
+#[tokio::test]
+async fn a_lock_file_that_lives_on_elsewhere_is_not_the_lock() {
+    let scene = Scene::new();
+    let first = scene.store();
+    put(&first, "a", "1").await.map(drop).unwrap();
+    put(&first, "a", "2").await.map(drop).unwrap();
+    let locks = scene.dir().join(".lh/locks");
+    let kept = scene.root.path().join("kept");
+    fs::create_dir(&kept).unwrap();
+    for entry in fs::read_dir(&locks).unwrap() {
+        let entry = entry.unwrap();
+        fs::hard_link(entry.path(), kept.join(entry.file_name())).unwrap();
+        fs::remove_file(entry.path()).unwrap();
+    }
+    // Somebody holds the new lock; whoever still had the old one would not mind.
+    let held: Vec<fs::File> = (0..64)
+        .map(|n| {
+            let file = fs::File::create(locks.join(format!("{n:02}"))).unwrap();
+            file.lock().unwrap();
+            file
+        })
+        .collect();
+    let waiting = tokio::time::timeout(Duration::from_millis(300), put(&first, "a", "3"));
+    assert!(waiting.await.is_err(), "it did not wait for the lock");
+    drop(held);
+    // And whoever stopped waiting does not write any more.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(first.get(&key("a")).await.unwrap().unwrap().body, "2");
+    put(&first, "a", "4").await.map(drop).unwrap();
+}
+
+/// Everything behind a prefix is only looked into as far as it takes to find one object.
+#[tokio::test]
+async fn limits_cut_what_comes_last() {
+    let scene = Scene::new();
+    let store = scene.store();
+    for name in ["a", "b/1", "c", "d/1", "e"] {
+        put(&store, &format!("x/{name}"), "x").await.map(drop).unwrap();
+    }
+    let list = List::prefix("x/").unwrap().delimited().limit(3);
+    let page = store.list(list).collect().await.unwrap();
+    let keys: Vec<_> = page.entries.iter().map(|entry| entry.key.as_str()).collect();
+    assert_eq!((keys, page.prefixes), (vec!["x/a", "x/c"], vec!["x/b/".to_owned()]));
+}

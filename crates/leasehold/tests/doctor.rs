@@ -139,9 +139,28 @@ async fn a_verdict_is_noted_for_all_nodes() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("marked unsafe"), "{error}");
 
-    // Mended, and examined again: all is well.
+    // One clean examination is not enough: races can be won by luck.
     assert!(examine(&over(memory.clone())).await.recorded);
+    assert!(over(memory.clone()).put(&key, "y".into(), Write::any()).await.is_err());
+    let mended = over(memory.clone());
+    Doctor::new(&mended).forget().run(|_| {}).await.unwrap();
     over(memory).put(&key, "y".into(), Write::any()).await.map(drop).unwrap();
+}
+
+/// Examined before its first use, a store whose races are lost is marked all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_only_a_race_shows_is_noted_before_first_use() {
+    let key = Key::new("x").unwrap();
+    let racy =
+        |memory: &Arc<Memory>, broken| over(Arc::new(Faulty::broken(memory.clone(), broken)));
+    let memory = Arc::new(Memory::new(Env::system()));
+    assert!(examine(&racy(&memory, Broken::RacesDelete)).await.recorded);
+    let limits = racy(&memory, Broken::RacesDelete).limits().await.unwrap();
+    assert_eq!(limits.len(), 1, "{limits:?}");
+    let memory = Arc::new(Memory::new(Env::system()));
+    assert!(examine(&racy(&memory, Broken::RacesCreate)).await.recorded);
+    let put = racy(&memory, Broken::RacesCreate).put(&key, "x".into(), Write::any()).await;
+    assert_eq!(put.unwrap_err().kind(), ErrorKind::Unsupported);
 }
 
 /// What works behind our back is warned of, where the server tells it.

@@ -120,20 +120,48 @@ async fn a_lost_request_is_sent_again() {
     assert_eq!(usage.retries, 2);
 }
 
+/// Somebody else's object is there: whether ours was before it, nobody can tell.
 #[tokio::test]
-async fn somebody_elses_object_is_a_refusal() {
+async fn somebody_elses_object_is_not_ours_and_not_overwritten() {
     let scene = Scene::new();
     let store = scene.store(&[Fault::LostRequest], &[]).await;
     let version = scene.others_write("theirs").await;
     let (put, _) = scene.put(&store, When::Absent).await;
-    assert!(matches!(put, Put::Refused), "{put:?}");
+    assert!(matches!(put, Put::Unknown(Unknown::Overtaken(_))), "{put:?}");
     assert_eq!(scene.body(&store).await.as_deref(), Some("theirs"));
     // And a swap of what is no longer there.
     let store = scene.store(&[Fault::LostRequest], &[]).await;
     scene.others_write("theirs again").await;
     let (put, _) = scene.put(&store, When::Matches(version)).await;
-    assert!(matches!(put, Put::Refused), "{put:?}");
+    assert!(matches!(put, Put::Unknown(Unknown::Overtaken(_))), "{put:?}");
     assert_eq!(scene.body(&store).await.as_deref(), Some("theirs again"));
+}
+
+/// An unanswered attempt is still under way while later ones are told "others are writing": that
+/// it did not apply would be a guess.
+#[tokio::test]
+async fn doubt_is_not_forgotten() {
+    let scene = Scene::new();
+    let contended = [Fault::LostAnswer, Fault::Contended, Fault::Contended, Fault::Contended];
+    let store = scene.store(&contended, &[]).await;
+    let (put, _) = scene.put(&store, When::Absent).await;
+    assert!(matches!(put, Put::Stored(_)), "{put:?}");
+    let scene = Scene::new();
+    let lost = [Fault::LostRequest, Fault::Contended, Fault::Contended, Fault::Contended];
+    let store = scene.store(&lost, &[]).await;
+    let (put, _) = scene.put(&store, When::Absent).await;
+    assert!(matches!(put, Put::Unknown(Unknown::NoAnswer(_))), "{put:?}");
+}
+
+/// Also the last attempt is looked for.
+#[tokio::test]
+async fn the_last_attempt_is_looked_for_too() {
+    let scene = Scene::new();
+    let lost = [Fault::LostRequest, Fault::LostRequest, Fault::LostRequest, Fault::LostAnswer];
+    let store = scene.store(&lost, &[]).await;
+    let (put, usage) = scene.put(&store, When::Absent).await;
+    assert!(matches!(put, Put::Stored(_)), "{put:?}");
+    assert_eq!(usage.retries, 3, "four attempts are allowed");
 }
 
 #[tokio::test]
@@ -150,6 +178,7 @@ async fn what_cannot_be_found_out_stays_unknown() {
     let store = scene.store(&[Fault::LostAnswer], &[false; 8]).await;
     let (put, _) = scene.put(&store, When::Absent).await;
     assert!(matches!(put, Put::Unknown(Unknown::NoAnswer(_))), "{put:?}");
+    let scene = Scene::new();
     let store = scene.store(&[Fault::LostRequest; 8], &[]).await;
     let (put, usage) = scene.put(&store, When::Any).await;
     assert!(matches!(put, Put::Unknown(Unknown::NoAnswer(_))), "{put:?}");

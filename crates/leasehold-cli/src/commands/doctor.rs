@@ -8,12 +8,15 @@ use crate::exit::Exit;
 use crate::render::{self, BAD, DIM, GOOD, WARN, paint};
 
 /// Examines the store, showing each check as it ends.
-pub async fn run(args: &Args, store: &Store) -> anyhow::Result<Exit> {
+pub async fn run(args: &Args, store: &Store, forget: bool) -> anyhow::Result<Exit> {
     let show = !args.json && !args.quiet;
     if show {
         render::line(format_args!("examining {}", store.url()))?;
     }
-    let doctor = Doctor::new(store);
+    let mut doctor = Doctor::new(store);
+    if forget {
+        doctor = doctor.forget();
+    }
     let report = tokio::select! {
         report = doctor.run(|check| if show { show_check(check) }) => report?,
         _ = tokio::signal::ctrl_c() => {

@@ -19,13 +19,35 @@ pub const KNOWN_FEATURES: &[&str] = &[];
 pub const ROOT_KEY: &str = "leasehold.json";
 
 /// What is known to be missing or broken in the store under us.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
 pub enum Limit {
     /// `DELETE If-Match` is ignored, or loses races: it is never used.
     ConditionalDelete,
     /// Listings are not in byte order: a key is an entry point, never a cursor.
     ListOrder,
+    /// Something that a later version found. Kept when we rewrite the record.
+    Other(String),
+}
+
+impl From<String> for Limit {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "conditional-delete" => Self::ConditionalDelete,
+            "list-order" => Self::ListOrder,
+            _ => Self::Other(text),
+        }
+    }
+}
+
+impl From<Limit> for String {
+    fn from(limit: Limit) -> Self {
+        match limit {
+            Limit::ConditionalDelete => "conditional-delete".to_owned(),
+            Limit::ListOrder => "list-order".to_owned(),
+            Limit::Other(text) => text,
+        }
+    }
 }
 
 /// The content of `leasehold.json`.
@@ -142,10 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_survive_a_rewrite() {
-        let text = br#"{"format":1,"requires":[],"later":{"x":1}}"#;
+    fn unknown_fields_and_limits_survive_a_rewrite() {
+        let text = br#"{"format":1,"requires":[],"limits":["no-such-thing"],"later":{"x":1}}"#;
         let root = Root::parse(text).unwrap();
         let again = Root::parse(&root.to_bytes()).unwrap();
+        assert_eq!(again.limits, [Limit::Other("no-such-thing".into())].into());
         assert_eq!(again.other["later"]["x"], 1);
     }
 

@@ -77,6 +77,25 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// Deletes the object: in any state, or in this version only.
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete>;
 
+    /// Deletes a lease in this version and remembers its token, so that [`Backend::floor`] knows it.
+    async fn retire(&self, key: &Key, version: &Version, token: u64) -> Result<Delete> {
+        let _ = token;
+        self.delete(key, Some(version)).await
+    }
+
+    /// The fencing tokens that are yet to be given out at this key are above this. Zero where no
+    /// lease is ever deleted by its release.
+    async fn floor(&self, key: &Key) -> Result<u64> {
+        let _ = key;
+        Ok(0)
+    }
+
+    /// Makes sure that this token may be given out: that no power loss makes it come again.
+    async fn reserve(&self, token: u64) -> Result<()> {
+        let _ = token;
+        Ok(())
+    }
+
     /// Deletes many objects in any state, in as few requests as the store allows. On an error some
     /// may be gone and others not.
     async fn delete_many(&self, keys: &[Key]) -> Result<()>;
@@ -90,6 +109,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
         Vec::new()
     }
 
+    /// Another client of the same store that shares nothing with this one but the meter, where
+    /// that makes a difference: for the doctor's races.
+    fn sibling(&self) -> Option<Arc<dyn Backend>> {
+        None
+    }
+
     /// Makes what others wrote at these keys durable: done before something is deleted on the
     /// strength of it.
     async fn persist(&self, keys: &[Key]) -> Result<()>;
@@ -98,6 +123,7 @@ pub trait Backend: Debug + Send + Sync + 'static {
 /// A listing in progress.
 #[async_trait]
 pub trait Lister: Send {
-    /// The next page, or `None` after the last. After an error the same page can be asked again.
+    /// The next page, or `None` after the last. After an error it either gives the same page when
+    /// asked again, or goes on failing; it never goes on with something left out.
     async fn next_page(&mut self) -> Result<Option<Page>>;
 }

@@ -206,6 +206,19 @@ impl Store {
         &self.0.backend
     }
 
+    /// A handle whose backend shares nothing with this one's, where that makes a difference.
+    fn sibling(&self) -> Self {
+        match self.0.backend.sibling() {
+            Some(backend) => Self(Arc::new(Inner {
+                backend,
+                env: self.0.env.clone(),
+                settings: self.0.settings.clone(),
+                root: tokio::sync::OnceCell::new(),
+            })),
+            None => self.clone(),
+        }
+    }
+
     fn driver(&self) -> Driver<'_> {
         Driver { backend: &*self.0.backend, env: &self.0.env, settings: &self.0.settings }
     }
@@ -233,9 +246,14 @@ impl Listing {
         let page = retrying!(self.store.driver(), self.lister.next_page().await)?;
         let Some(mut page) = page else { return Ok(None) };
         if let Some(left) = &mut self.left {
-            // Only the last page can be too long; which of the two is cut makes no difference.
-            page.entries.truncate(*left);
-            page.prefixes.truncate(*left - page.entries.len());
+            // Only the last page can be too long. What comes last in order goes.
+            while page.len() > *left {
+                let entry = page.entries.last().map(|entry| entry.key.as_str());
+                match entry > page.prefixes.last().map(String::as_str) {
+                    true => drop(page.entries.pop()),
+                    false => drop(page.prefixes.pop()),
+                }
+            }
             *left -= page.len();
         }
         Ok(Some(page))

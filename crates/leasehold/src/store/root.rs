@@ -10,7 +10,7 @@ use leasehold_protocol::settle::Proof;
 
 use super::backend::Backend;
 use super::settle::{Driver, retrying};
-use super::types::{Delete, Durability, Get, Put, Write};
+use super::types::{Delete, Durability, Get, Put, Unknown, Write};
 use crate::env::Env;
 use crate::{Error, ErrorKind, Result};
 
@@ -57,7 +57,7 @@ pub(super) async fn know(driver: Driver<'_>) -> Result<Known> {
         match driver.put(&key, root.to_bytes().into(), &write).await? {
             Put::Stored(_) => return Ok(Known::of(root)),
             // Another node made it at the same moment: theirs counts.
-            Put::Refused | Put::Contended => {}
+            Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
             Put::Unknown(unknown) => return Err(unknown.into_error().at(&key)),
         }
     }
@@ -71,30 +71,47 @@ async fn read(driver: Driver<'_>, key: &Key) -> Result<Option<Root>> {
     }
 }
 
-/// The doctor's word about the store, noted in the root record if there is one.
-pub(super) async fn record(
-    driver: Driver<'_>,
-    limits: &BTreeSet<Limit>,
-    unsafe_because: Option<String>,
-) -> Result<bool> {
+/// What the doctor found.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Findings {
+    pub limits: BTreeSet<Limit>,
+    pub unsafe_because: Option<String>,
+    /// Whether only a race showed it, so that nobody would find out when the store is made.
+    pub only_by_racing: bool,
+}
+
+/// Notes the doctor's findings in the root record and says whether they stand there. A store that
+/// has none yet gets one if nobody else would find out. What was once seen stays, because a race
+/// can be won by luck, unless the doctor was asked to `forget`.
+pub(super) async fn record(driver: Driver<'_>, findings: &Findings, forget: bool) -> Result<bool> {
     let key = key();
     for _ in 0..8 {
-        let Get::Found(object) = retrying!(driver, driver.backend.get(&key, None).await)? else {
-            return Ok(false);
+        let there = retrying!(driver, driver.backend.get(&key, None).await)?;
+        let nonce = driver.env.nonce();
+        let (mut root, when) = match there {
+            Get::Found(object) => (Root::parse(&object.body)?, When::Matches(object.meta.version)),
+            Get::Absent | Get::Unchanged if !findings.only_by_racing => return Ok(false),
+            Get::Absent | Get::Unchanged => (Root::new(BTreeSet::new(), nonce), When::Absent),
         };
-        let mut root = Root::parse(&object.body)?;
-        if root.limits == *limits && root.unsafe_because == unsafe_because {
+        // A layout that we do not know is not ours to rewrite.
+        if let Err(RootError::Format(_) | RootError::Features(_)) = root.may_write() {
+            return Ok(false);
+        }
+        let mut noted = root.clone();
+        if forget {
+            noted.limits.clear();
+            noted.unsafe_because = None;
+        }
+        noted.limits.extend(findings.limits.iter().cloned());
+        noted.unsafe_because = findings.unsafe_because.clone().or(noted.unsafe_because);
+        if noted == root && when != When::Absent {
             return Ok(true);
         }
-        let nonce = driver.env.nonce();
-        root.limits = limits.clone();
-        root.unsafe_because = unsafe_because.clone();
-        root.nonce = nonce.to_string();
-        let when = When::Matches(object.meta.version);
+        root = Root { nonce: nonce.to_string(), ..noted };
         let write = Write::when(when, Proof::Nonce(nonce));
         match driver.put(&key, root.to_bytes().into(), &write).await? {
             Put::Stored(_) => return Ok(true),
-            Put::Refused | Put::Contended => {}
+            Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
             Put::Unknown(unknown) => return Err(unknown.into_error().at(&key)),
         }
     }
@@ -125,11 +142,11 @@ async fn try_conditions_on(backend: &dyn Backend, env: &Env, key: &Key) -> Resul
         )
     };
     let first = expect_stored(put(When::Absent).await?)?;
-    if let Put::Stored(_) = put(When::Absent).await? {
+    if !is_refused(put(When::Absent).await?)? {
         return Err(ignored("If-None-Match on PUT"));
     }
     let second = expect_stored(put(When::Matches(first.clone())).await?)?;
-    if let Put::Stored(_) = put(When::Matches(first.clone())).await? {
+    if !is_refused(put(When::Matches(first.clone())).await?)? {
         return Err(ignored("If-Match on PUT"));
     }
     let deleted = backend.delete(key, Some(&first)).await;
@@ -139,6 +156,16 @@ async fn try_conditions_on(backend: &dyn Backend, env: &Env, key: &Key) -> Resul
         _ => _ = limits.insert(Limit::ConditionalDelete),
     }
     Ok(limits)
+}
+
+/// Whether it was refused. Anything but a clear answer is no proof either way.
+fn is_refused(put: Put) -> Result<bool> {
+    match put {
+        Put::Stored(_) => Ok(false),
+        Put::Refused => Ok(true),
+        Put::Contended => Err(Error::unavailable("the store is busy: try again")),
+        Put::Unknown(unknown) => Err(unknown.into_error()),
+    }
 }
 
 fn expect_stored(put: Put) -> Result<leasehold_protocol::cas::Version> {

@@ -1,6 +1,9 @@
 //! Retries, and turns an unknown outcome into a fact.
 //!
-//! The decisions are [`leasehold_protocol::settle`]'s; this is the loop around them.
+//! The decisions are [`leasehold_protocol::settle`]'s; this is the loop around them. Once an
+//! attempt has gone unanswered there is *doubt*, and it stays: whatever a later attempt is told, a
+//! refusal or an error, the earlier one may have applied or may still do so. Only a read that shows
+//! our own bytes, or that the condition still holds, says more.
 
 use bytes::Bytes;
 use leasehold_protocol::backoff::full_jitter;
@@ -24,105 +27,139 @@ pub(super) struct Driver<'a> {
 impl<'a> Driver<'a> {
     pub async fn put(&self, key: &Key, body: Bytes, write: &Write) -> Result<Put> {
         let mut attempts = Attempts::new(*self);
+        let mut doubt = None;
         loop {
-            let sent = self.backend.put(key, body.clone(), &write.when, write.durability).await?;
-            let refused = matches!(sent, Put::Refused);
-            match sent {
-                Put::Stored(_) | Put::Unknown(Unknown::NotFlushed(_)) => return Ok(sent),
-                // A refusal of the first attempt is somebody else's doing. Later ones may be ours:
-                // the earlier attempt landed and its answer did not. That is settled at once.
-                Put::Refused if attempts.first() => return Ok(sent),
-                Put::Refused => {}
-                Put::Contended | Put::Unknown(_) => {
-                    if !attempts.pause().await {
-                        return Ok(sent);
+            // Whether the pause before another sending has been made.
+            let mut paused = false;
+            match self.backend.put(key, body.clone(), &write.when, write.durability).await {
+                Ok(put @ (Put::Stored(_) | Put::Unknown(Unknown::NotFlushed(_)))) => {
+                    return Ok(put);
+                }
+                // Without doubt a refusal is somebody else's doing; and nothing can refuse a
+                // write that has no condition.
+                Ok(Put::Refused) if doubt.is_none() || write.when == When::Any => {
+                    return Ok(Put::Refused);
+                }
+                Ok(Put::Refused) => {}
+                Ok(Put::Contended) if attempts.pause().await => continue,
+                Ok(Put::Contended) if doubt.is_none() => return Ok(Put::Contended),
+                Ok(Put::Contended) => {}
+                Ok(Put::Unknown(unknown)) => {
+                    doubt = Some(unknown.into_error());
+                    paused = attempts.pause().await;
+                    if paused && write.when == When::Any {
+                        continue;
                     }
                 }
+                // Not sent, for want of credentials perhaps: worth another attempt.
+                Err(error) if attempts.again(&error).await => continue,
+                Err(error) if doubt.is_none() => return Err(error),
+                Err(_) => attempts.give_up(),
             }
-            // What was contended did not apply, and an unconditional write can just be repeated.
-            if matches!(sent, Put::Contended) || write.when == When::Any {
-                continue;
-            }
-            match self.settle_put(key, &body, write, &mut attempts).await? {
-                Some(Verdict::Applied(version)) => return Ok(Put::Stored(version)),
-                Some(Verdict::Refused) => return Ok(Put::Refused),
-                // A refusal, and then the condition holds again: it changed under us.
-                Some(Verdict::Open) if !refused || attempts.pause().await => {}
-                Some(Verdict::Open) | None => return Ok(unresolved_put(sent)),
+            // From here on there is doubt. The last attempt is looked for as well.
+            let verdict = self.look_for_put(key, &body, write, &mut attempts).await;
+            match (verdict, &doubt) {
+                (Some(Verdict::Applied(version)), _) => return Ok(Put::Stored(version)),
+                (Some(Verdict::Overtaken), Some(cause)) => {
+                    let error = Error::unavailable(format!(
+                        "no answer ({cause}), and by now somebody else's object is there"
+                    ));
+                    return Ok(Put::Unknown(Unknown::Overtaken(error.at(key))));
+                }
+                (Some(Verdict::Open), _) if paused || attempts.pause().await => {}
+                (_, doubt) => {
+                    let cause = doubt.as_ref().map(ToString::to_string).unwrap_or_default();
+                    let error = Error::unavailable(cause);
+                    return Ok(Put::Unknown(Unknown::NoAnswer(error)));
+                }
             }
         }
     }
 
-    /// Reads what is there and judges. `None` when the store did not answer that either.
-    async fn settle_put(
+    /// Reads what is there and judges. `None` if that is not answered either, or not allowed.
+    async fn look_for_put(
         &self,
         key: &Key,
         body: &[u8],
         write: &Write,
         attempts: &mut Attempts<'a>,
-    ) -> Result<Option<Verdict>> {
-        loop {
-            let found = match self.backend.get(key, None).await {
-                Ok(found) => found,
-                Err(error) if attempts.again(&error).await => continue,
-                Err(error) if error.kind() == ErrorKind::Unavailable => return Ok(None),
-                Err(error) => return Err(error),
-            };
-            let found = match &found {
-                Get::Found(object) => {
-                    Found::Object { body: &object.body, version: &object.meta.version }
-                }
-                Get::Absent | Get::Unchanged => Found::Absent,
-            };
-            return Ok(Some(settle::put(found, body, &write.when, write.proof)));
-        }
+    ) -> Option<Verdict> {
+        let found = loop {
+            match self.backend.get(key, None).await {
+                Ok(found) => break found,
+                Err(error) if attempts.again(&error).await => {}
+                Err(_) => return None,
+            }
+        };
+        let found = match &found {
+            Get::Found(object) => {
+                Found::Object { body: &object.body, version: &object.meta.version }
+            }
+            Get::Absent | Get::Unchanged => Found::Absent,
+        };
+        Some(settle::put(found, body, &write.when, write.proof))
     }
 
     pub async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
         let mut attempts = Attempts::new(*self);
+        let mut doubt = None;
         loop {
-            let sent = self.backend.delete(key, version).await?;
-            let refused = matches!(sent, Delete::Refused);
-            match sent {
-                Delete::Deleted | Delete::Unknown(Unknown::NotFlushed(_)) => return Ok(sent),
-                Delete::Refused if attempts.first() => return Ok(sent),
-                Delete::Refused => {}
-                Delete::Contended | Delete::Unknown(_) => {
-                    if !attempts.pause().await {
-                        return Ok(sent);
+            let mut paused = false;
+            match self.backend.delete(key, version).await {
+                Ok(done @ (Delete::Deleted | Delete::Unknown(Unknown::NotFlushed(_)))) => {
+                    return Ok(done);
+                }
+                Ok(Delete::Refused) if doubt.is_none() || version.is_none() => {
+                    return Ok(Delete::Refused);
+                }
+                Ok(Delete::Refused) => {}
+                Ok(Delete::Contended) if attempts.pause().await => continue,
+                Ok(Delete::Contended) if doubt.is_none() => return Ok(Delete::Contended),
+                Ok(Delete::Contended) => {}
+                Ok(Delete::Unknown(unknown)) => {
+                    doubt = Some(unknown.into_error());
+                    paused = attempts.pause().await;
+                    if paused && version.is_none() {
+                        continue;
                     }
                 }
-            }
-            let Some(version) = version else { continue };
-            if matches!(sent, Delete::Contended) {
-                continue;
-            }
-            let there = match self.backend.head(key).await {
-                Ok(there) => there,
-                // Sending the delete again is as safe as looking again.
                 Err(error) if attempts.again(&error).await => continue,
-                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                Err(error) if doubt.is_none() => return Err(error),
+                Err(_) => attempts.give_up(),
+            }
+            let verdict = match version {
+                Some(version) => self.look_for_delete(key, version, &mut attempts).await,
+                None => None,
+            };
+            match verdict {
+                Some(Verdict::Applied(_)) => return Ok(Delete::Deleted),
+                // The version is not there any more, whoever's doing that is.
+                Some(Verdict::Overtaken) => return Ok(Delete::Refused),
+                Some(Verdict::Open) if paused || attempts.pause().await => {}
+                Some(Verdict::Open) | None => {
+                    let error = doubt.unwrap_or_else(|| Error::unavailable("no answer").at(key));
                     return Ok(Delete::Unknown(Unknown::NoAnswer(error)));
                 }
-                Err(error) => return Err(error),
-            };
-            match settle::delete(there.as_ref().map(|meta| &meta.version), version) {
-                Verdict::Applied(_) => return Ok(Delete::Deleted),
-                Verdict::Refused => return Ok(Delete::Refused),
-                Verdict::Open if !refused || attempts.pause().await => {}
-                Verdict::Open => return Ok(sent),
             }
         }
     }
-}
 
-/// What to answer when reading back did not help: a refusal that may be our own doing is unknown.
-fn unresolved_put(sent: Put) -> Put {
-    match sent {
-        Put::Refused => Put::Unknown(Unknown::NoAnswer(Error::unavailable(
-            "the write was sent more than once and the store did not say what became of it",
-        ))),
-        other => other,
+    async fn look_for_delete(
+        &self,
+        key: &Key,
+        version: &Version,
+        attempts: &mut Attempts<'a>,
+    ) -> Option<Verdict> {
+        loop {
+            match self.backend.head(key).await {
+                Ok(there) => {
+                    let there = there.as_ref().map(|meta| &meta.version);
+                    return Some(settle::delete(there, version));
+                }
+                Err(error) if attempts.again(&error).await => {}
+                Err(_) => return None,
+            }
+        }
     }
 }
 
@@ -150,17 +187,21 @@ impl<'a> Attempts<'a> {
         Self { driver, made: 1 }
     }
 
-    /// Waits before another attempt if this error is worth one and one is left.
+    /// Waits before another attempt if this error is worth one and one is left. A directory is not
+    /// asked again: its disk is as full the second time, and its locks are waited for already.
     pub async fn again(&mut self, error: &Error) -> bool {
-        error.kind() == ErrorKind::Unavailable && self.pause().await
-    }
-
-    fn first(&self) -> bool {
-        self.made == 1
+        error.kind() == ErrorKind::Unavailable
+            && self.driver.backend.kind() != super::Kind::Directory
+            && self.pause().await
     }
 
     fn left(&self) -> bool {
         self.made < self.driver.settings.attempts
+    }
+
+    /// No further attempt makes sense.
+    fn give_up(&mut self) {
+        self.made = self.driver.settings.attempts;
     }
 
     /// Waits before another attempt, or says that there is none left.

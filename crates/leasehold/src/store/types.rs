@@ -48,7 +48,7 @@ pub enum Get {
 pub enum Put {
     /// It applied, and this is its version.
     Stored(Version),
-    /// It did not apply: somebody else's object is there, or the matched one is gone.
+    /// It did not apply, certainly: somebody else's object is there, or the matched one is gone.
     Refused,
     /// It did not apply: others were writing at the same time. Try again.
     Contended,
@@ -62,7 +62,7 @@ pub enum Put {
 pub enum Delete {
     /// The object is gone. Without a condition that includes "it was not there".
     Deleted,
-    /// The matched version was not there, and nothing was deleted.
+    /// The matched version was not there.
     Refused,
     /// Nothing was deleted: others were writing at the same time. Try again.
     Contended,
@@ -73,8 +73,11 @@ pub enum Delete {
 /// Why nobody knows what became of a request.
 #[derive(Debug)]
 pub enum Unknown {
-    /// The answer did not arrive. A read tells what became of it.
+    /// The answer did not arrive, and reading did not tell either.
     NoAnswer(Error),
+    /// The answer did not arrive, and something else is there now. Ours applied before that, or
+    /// never: whoever wants to hold what is there does not, and whoever repeats it may do it twice.
+    Overtaken(Error),
     /// It applied, but flushing it to disk failed: a power loss may undo it. Reading it back
     /// proves nothing, and a second flush may succeed without having written anything.
     NotFlushed(Error),
@@ -84,14 +87,14 @@ impl Unknown {
     /// What happened.
     pub fn error(&self) -> &Error {
         match self {
-            Self::NoAnswer(error) | Self::NotFlushed(error) => error,
+            Self::NoAnswer(error) | Self::Overtaken(error) | Self::NotFlushed(error) => error,
         }
     }
 
     /// The same, by value.
     pub fn into_error(self) -> Error {
         match self {
-            Self::NoAnswer(error) | Self::NotFlushed(error) => error,
+            Self::NoAnswer(error) | Self::Overtaken(error) | Self::NotFlushed(error) => error,
         }
     }
 }

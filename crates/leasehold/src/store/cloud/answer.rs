@@ -17,6 +17,17 @@ pub struct Seen {
     pub failure: String,
 }
 
+/// What condition a request had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// None.
+    None,
+    /// The object must not be there.
+    Absent,
+    /// The object must be there in a certain version, or must have changed since.
+    Matches,
+}
+
 /// What an answer that is not a success means.
 #[derive(Debug)]
 pub enum Answer {
@@ -35,15 +46,17 @@ pub enum Answer {
 }
 
 impl Seen {
-    /// What this answer means. `conditional` is whether the request had a condition.
-    pub fn answer(&self, conditional: bool) -> Answer {
+    /// What this answer means to a request with this condition.
+    pub fn answer(&self, condition: Condition) -> Answer {
         use Answer::*;
         // Codes first: they are what the store means.
         match self.code.as_str() {
             "ConditionalRequestConflict" | "OperationAborted" | "ConcurrentModification" => {
                 return Contended;
             }
-            "BlobAlreadyExists" | "PreconditionFailed" | "ConditionNotMet" | "conditionNotMet" => {
+            "BlobAlreadyExists" | "PreconditionFailed" | "ConditionNotMet" | "conditionNotMet"
+                if condition != Condition::None =>
+            {
                 return Refused;
             }
             "NoSuchBucket" | "ContainerNotFound" | "InvalidBucketName" => {
@@ -63,8 +76,14 @@ impl Seen {
                     self.error(ErrorKind::Invalid, "the bucket is in another region or endpoint"),
                 );
             }
-            "RequestTimeout" | "InternalError" | "ServiceUnavailable" | "SlowDown"
-            | "ServerBusy" | "OperationTimedOut" => {
+            "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" => {
+                return Failed(self.error(
+                    ErrorKind::Denied,
+                    "the store refuses these credentials: they have expired",
+                ));
+            }
+            "RequestTimeout" | "IncompleteBody" | "InternalError" | "ServiceUnavailable"
+            | "SlowDown" | "ServerBusy" | "OperationTimedOut" => {
                 return Unanswered(self.error(ErrorKind::Unavailable, "the store is overloaded"));
             }
             _ => {}
@@ -72,12 +91,13 @@ impl Seen {
         match self.status {
             0 => Unanswered(self.error(ErrorKind::Unavailable, "the store did not answer")),
             304 => NotModified,
-            412 => Refused,
+            412 if condition != Condition::None => Refused,
             // Unless the code says otherwise, a conflict is somebody writing at the same time.
             409 => Contended,
-            // If-Match on a missing key.
-            404 if conditional => Refused,
+            404 if condition == Condition::Matches => Refused,
             404 => Missing,
+            // An upload in several requests whose session is gone.
+            410 => Unanswered(self.error(ErrorKind::Unavailable, "the store broke off the upload")),
             401 | 403 => Failed(self.error(
                 ErrorKind::Denied,
                 "the store refuses these credentials: check the key, the secret and what they allow",
@@ -137,20 +157,32 @@ mod tests {
     #[test]
     fn the_code_tells_contention_from_refusal() {
         for code in ["ConditionalRequestConflict", "OperationAborted", ""] {
-            assert!(matches!(seen(409, code).answer(true), Answer::Contended), "{code}");
+            assert!(
+                matches!(seen(409, code).answer(Condition::Matches), Answer::Contended),
+                "{code}"
+            );
         }
-        assert!(matches!(seen(409, "BlobAlreadyExists").answer(true), Answer::Refused));
-        assert!(matches!(seen(412, "PreconditionFailed").answer(true), Answer::Refused));
-        assert!(matches!(seen(412, "").answer(true), Answer::Refused));
+        assert!(matches!(
+            seen(409, "BlobAlreadyExists").answer(Condition::Matches),
+            Answer::Refused
+        ));
+        assert!(matches!(
+            seen(412, "PreconditionFailed").answer(Condition::Matches),
+            Answer::Refused
+        ));
+        assert!(matches!(seen(412, "").answer(Condition::Matches), Answer::Refused));
     }
 
     #[test]
     fn a_matched_key_that_is_missing_is_a_refusal_and_a_missing_bucket_an_error() {
-        assert!(matches!(seen(404, "NoSuchKey").answer(true), Answer::Refused));
-        assert!(matches!(seen(404, "NoSuchKey").answer(false), Answer::Missing));
-        assert!(matches!(seen(404, "").answer(false), Answer::Missing));
-        for conditional in [true, false] {
-            let Answer::Failed(error) = seen(404, "NoSuchBucket").answer(conditional) else {
+        assert!(matches!(seen(404, "NoSuchKey").answer(Condition::Matches), Answer::Refused));
+        assert!(matches!(seen(404, "NoSuchKey").answer(Condition::None), Answer::Missing));
+        assert!(matches!(seen(404, "").answer(Condition::None), Answer::Missing));
+        // A create cannot be refused because nothing is there: something else is wrong.
+        assert!(matches!(seen(404, "").answer(Condition::Absent), Answer::Missing));
+        assert!(matches!(seen(412, "LeaseIdMissing").answer(Condition::None), Answer::Failed(_)));
+        for condition in [Condition::None, Condition::Absent, Condition::Matches] {
+            let Answer::Failed(error) = seen(404, "NoSuchBucket").answer(condition) else {
                 panic!("a missing bucket is not a missing key");
             };
             assert_eq!(error.kind(), ErrorKind::Invalid);
@@ -160,9 +192,15 @@ mod tests {
     #[test]
     fn what_may_have_been_carried_out_is_unanswered() {
         for status in [0, 200, 408, 429, 500, 502, 503, 504] {
-            assert!(matches!(seen(status, "").answer(true), Answer::Unanswered(_)), "{status}");
+            assert!(
+                matches!(seen(status, "").answer(Condition::Matches), Answer::Unanswered(_)),
+                "{status}"
+            );
         }
-        assert!(matches!(seen(400, "RequestTimeout").answer(true), Answer::Unanswered(_)));
+        assert!(matches!(
+            seen(400, "RequestTimeout").answer(Condition::Matches),
+            Answer::Unanswered(_)
+        ));
     }
 
     #[test]

@@ -23,8 +23,18 @@ use tower_service::Service;
 
 pub type Client = hyper_util::client::legacy::Client<HttpsConnector<Limited>, Full<Bytes>>;
 
+/// A client for requests now and then to several hosts: an idle connection to one must not keep
+/// another waiting, so there are none.
+pub fn side_client(timeout: Duration) -> Client {
+    build(4, 0, timeout)
+}
+
 /// A client with at most this many connections.
 pub fn client(connections: usize, timeout: Duration) -> Client {
+    build(connections, connections, timeout)
+}
+
+fn build(connections: usize, idle: usize, timeout: Duration) -> Client {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
@@ -39,7 +49,7 @@ pub fn client(connections: usize, timeout: Duration) -> Client {
     hyper_util::client::legacy::Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(Duration::from_secs(20))
-        .pool_max_idle_per_host(connections)
+        .pool_max_idle_per_host(idle)
         // What is sent again by this is proven not to have left: the pooled connection was closed
         // before the request was written to it.
         .retry_canceled_requests(true)

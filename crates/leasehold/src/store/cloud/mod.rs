@@ -23,7 +23,7 @@ use opendal::raw::{OpDelete, OpList, OpRead, OpReader, OpStat, OpWrite, Servicer
 use opendal::{Buffer, BytesRange, Executor, HttpTransporter, Metadata, OperationContext, options};
 use serde::{Deserialize, Serialize};
 
-use self::answer::Answer;
+use self::answer::{Answer, Condition};
 use self::transport::{Answered, Observed, Transport};
 use super::backend::{Backend, Kind, Lister, Reading};
 use super::meter::Meter;
@@ -117,6 +117,10 @@ impl Cloud {
         settings: &StoreSettings,
         env: &Env,
     ) -> Result<Self> {
+        if kind == Kind::Azure && !prefix.is_empty() {
+            check_azure(prefix)
+                .map_err(|error| Error::invalid(format!("prefix {prefix:?}: {error}")))?;
+        }
         let service = build_service(kind, bucket, prefix, options)?;
         let meter = Arc::new(Meter::default());
         let transport = Arc::new(Transport::new(settings, meter.clone(), env.clone()));
@@ -148,8 +152,14 @@ impl Cloud {
 
     /// A context in which the answer to an operation is noted.
     fn operation(&self) -> (OperationContext, Arc<Mutex<Answered>>) {
+        self.operation_at(None)
+    }
+
+    /// The same, and writes apply to this generation of the object only.
+    fn operation_at(&self, generation: Option<String>) -> (OperationContext, Arc<Mutex<Answered>>) {
         let answered = Arc::new(Mutex::new(Answered::default()));
-        let observed = Observed { transport: self.transport.clone(), answered: answered.clone() };
+        let observed =
+            Observed { transport: self.transport.clone(), answered: answered.clone(), generation };
         let transport = HttpTransporter::new(observed);
         (OperationContext::from_parts(transport, self.executor.clone()), answered)
     }
@@ -163,14 +173,8 @@ impl Cloud {
             ))
             .at(key));
         }
-        // Azure turns a backslash into a slash, and drops a dot at the end of a segment.
-        if self.kind == Kind::Azure
-            && (name.contains('\\') || name.split('/').any(|segment| segment.ends_with('.')))
-        {
-            return Err(Error::invalid(
-                "Azure has no keys with a backslash or with a dot at the end of a segment",
-            )
-            .at(key));
+        if self.kind == Kind::Azure {
+            check_azure(name).map_err(|error| error.at(key))?;
         }
         Ok(())
     }
@@ -208,6 +212,24 @@ impl Cloud {
     }
 }
 
+/// Azure turns a backslash into a slash, and drops a dot at the end of a segment.
+fn check_azure(name: &str) -> Result<()> {
+    match name.contains('\\') || name.split('/').any(|segment| segment.ends_with('.')) {
+        true => Err(Error::invalid(
+            "Azure has no keys with a backslash or with a dot at the end of a segment",
+        )),
+        false => Ok(()),
+    }
+}
+
+fn condition_of(when: &When) -> Condition {
+    match when {
+        When::Any => Condition::None,
+        When::Absent => Condition::Absent,
+        When::Matches(_) => Condition::Matches,
+    }
+}
+
 /// The condition value that a version stands for on the wire.
 fn etag(version: &Version) -> String {
     format!("\"{version}\"")
@@ -222,10 +244,14 @@ fn modified(meta: &Metadata) -> Option<StoreTime> {
 
 /// What a failed operation means, from what the transport saw. OpenDAL's own view of it is only
 /// used where no answer was seen at all: it failed before sending, over credentials for example.
-fn failed(answered: &Mutex<Answered>, error: &opendal::Error, conditional: bool) -> Answer {
+fn failed(answered: &Mutex<Answered>, error: &opendal::Error, condition: Condition) -> Answer {
     let answered = answered.lock().unwrap_or_else(PoisonError::into_inner);
     let seen = &answered.seen;
     if seen.status == 0 && seen.failure.is_empty() {
+        // Credentials could not be fetched just now: that is not the same as having none.
+        if let Some(failure) = &answered.side_failure {
+            return Answer::Failed(Error::unavailable(format!("no credentials: {failure}")));
+        }
         let kind = match error.kind() {
             opendal::ErrorKind::ConfigInvalid => ErrorKind::Invalid,
             opendal::ErrorKind::PermissionDenied => ErrorKind::Denied,
@@ -240,7 +266,7 @@ fn failed(answered: &Mutex<Answered>, error: &opendal::Error, conditional: bool)
             ),
         ));
     }
-    seen.answer(conditional)
+    seen.answer(condition)
 }
 
 fn first_line(error: &opendal::Error) -> String {
@@ -312,8 +338,8 @@ impl Backend for Cloud {
                 let meta = self.meta(&meta, body.len() as u64, date, key)?;
                 Ok(Get::Found(Object { body, meta }))
             }
-            // The condition of a read is ours to know: "not modified" can come as a 412 too.
-            Err(error) => match failed(&answered, &error, false) {
+            // "Not modified" can come as a 412 too.
+            Err(error) => match failed(&answered, &error, Condition::Absent) {
                 Answer::Missing => Ok(Get::Absent),
                 Answer::NotModified => Ok(Get::Unchanged),
                 Answer::Refused if unless.is_some() => Ok(Get::Unchanged),
@@ -331,7 +357,7 @@ impl Backend for Cloud {
                 let meta = told.into_metadata();
                 Ok(Some(self.meta(&meta, meta.content_length(), date, key)?))
             }
-            Err(error) => match failed(&answered, &error, false) {
+            Err(error) => match failed(&answered, &error, Condition::None) {
                 Answer::Missing => Ok(None),
                 other => Err(read_error(other, Some(key))),
             },
@@ -340,16 +366,20 @@ impl Backend for Cloud {
 
     async fn put(&self, key: &Key, body: Bytes, when: &When, _: Durability) -> Result<Put> {
         self.check(key)?;
-        let (context, answered) = self.operation();
         let mut write = options::WriteOptions::default();
+        // For Google, OpenDAL makes a conditional write an upload in several requests. The plain
+        // one takes the condition just as well, in its query.
+        let mut generation = None;
         match when {
             When::Any => {}
-            When::Absent => write.if_not_exists = true,
+            When::Absent if self.uses_generations() => generation = Some("0".to_owned()),
             When::Matches(version) if self.uses_generations() => {
-                write.if_version_match = Some(version.to_string());
+                generation = Some(version.to_string());
             }
+            When::Absent => write.if_not_exists = true,
             When::Matches(version) => write.if_match = Some(etag(version)),
         }
+        let (context, answered) = self.operation_at(generation);
         let written = async {
             let capability = self.service.capability_dyn();
             let (write, _) = OpWrite::from_options(&capability, write)?;
@@ -361,7 +391,7 @@ impl Backend for Cloud {
         };
         match written.await {
             Ok(meta) => Ok(Put::Stored(self.require_version(&meta, key)?)),
-            Err(error) => match failed(&answered, &error, *when != When::Any) {
+            Err(error) => match failed(&answered, &error, condition_of(when)) {
                 Answer::Refused => Ok(Put::Refused),
                 Answer::Contended => Ok(Put::Contended),
                 Answer::Unanswered(error) => Ok(Put::Unknown(Unknown::NoAnswer(error.at(key)))),
@@ -376,6 +406,10 @@ impl Backend for Cloud {
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
         self.check(key)?;
         let (context, answered) = self.operation();
+        let condition = match version {
+            Some(_) => Condition::Matches,
+            None => Condition::None,
+        };
         let mut delete = options::DeleteOptions::default();
         match version {
             Some(version) if self.uses_generations() => {
@@ -393,7 +427,7 @@ impl Backend for Cloud {
         };
         match deleted.await {
             Ok(()) => Ok(Delete::Deleted),
-            Err(error) => match failed(&answered, &error, version.is_some()) {
+            Err(error) => match failed(&answered, &error, condition) {
                 Answer::Refused => Ok(Delete::Refused),
                 Answer::Missing | Answer::NotModified => Ok(Delete::Deleted),
                 Answer::Contended => Ok(Delete::Contended),
@@ -418,7 +452,7 @@ impl Backend for Cloud {
         };
         match deleted.await {
             Ok(()) => Ok(()),
-            Err(error) => Err(match failed(&answered, &error, false) {
+            Err(error) => Err(match failed(&answered, &error, Condition::None) {
                 Answer::Failed(error) => error,
                 // A batch was answered but some of it failed: deleting again is safe.
                 Answer::Unanswered(_) => Error::unavailable(format!(
@@ -516,7 +550,7 @@ impl Lister for CloudLister {
         while self.partial.len() < self.list.page {
             let lister = match &mut self.lister {
                 Ok(lister) => lister,
-                Err(error) => return Err(Error::new(ErrorKind::Unsupported, error.clone())),
+                Err(error) => return Err(Error::new(ErrorKind::Data, error.clone())),
             };
             match lister.next().await {
                 Ok(Some(entry)) => {
@@ -528,7 +562,15 @@ impl Lister for CloudLister {
                     break;
                 }
                 Err(error) => {
-                    return Err(match failed(&self.answered, &error, false) {
+                    // A page that came but cannot be read: OpenDAL would go on behind it.
+                    let status =
+                        self.answered.lock().unwrap_or_else(PoisonError::into_inner).seen.status;
+                    if (200..300).contains(&status) && !error.is_temporary() {
+                        let message = format!("the listing cannot be read: {}", first_line(&error));
+                        self.lister = Err(message.clone());
+                        return Err(Error::new(ErrorKind::Data, message));
+                    }
+                    return Err(match failed(&self.answered, &error, Condition::None) {
                         Answer::Missing => Error::invalid("the bucket does not exist"),
                         other => read_error(other, None),
                     });

@@ -15,7 +15,7 @@ use opendal::{Buffer, Error as DalError, ErrorKind as DalKind, HttpBody, HttpTra
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answer::{Seen, parse_error_body};
-use super::connect::{Client, client};
+use super::connect::{Client, client, side_client};
 use crate::StoreSettings;
 use crate::env::Env;
 use crate::store::backend::Reading;
@@ -63,7 +63,7 @@ impl Transport {
         let class = class_of(&parts);
         let body = body.to_bytes();
         let (client, turn) = match class {
-            Class::Other => (self.side.get_or_init(|| client(2, self.timeout)), None),
+            Class::Other => (self.side.get_or_init(|| side_client(self.timeout)), None),
             _ => (&self.client, self.turns.clone().acquire_owned().await.ok()),
         };
         self.meter.request(class, body.len() as u64);
@@ -82,6 +82,10 @@ impl Transport {
         };
         let mut response = match sent {
             Ok(response) => response,
+            Err(failure) if class == Class::Other => {
+                note_side(seen, failure);
+                return Err(no_answer());
+            }
             Err(failure) => {
                 note(seen, class, |answered| answered.seen = Seen { failure, ..Seen::default() });
                 return Err(no_answer());
@@ -94,6 +98,9 @@ impl Transport {
         {
             let reading = Reading { store, at: self.env.clock().boot() };
             *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
+        }
+        if class == Class::Other && status.is_server_error() {
+            note_side(seen, format!("HTTP {}", status.as_u16()));
         }
         let code = header(&response, "x-ms-error-code").unwrap_or_default().to_owned();
         note(seen, class, |answered| {
@@ -138,7 +145,11 @@ fn build(
 }
 
 fn no_answer() -> DalError {
-    DalError::new(DalKind::Unexpected, "no answer")
+    DalError::new(DalKind::Unexpected, "no answer").set_temporary()
+}
+
+fn note_side(seen: &Mutex<Answered>, failure: String) {
+    seen.lock().unwrap_or_else(PoisonError::into_inner).side_failure = Some(failure);
 }
 
 fn note(seen: &Mutex<Answered>, class: Class, change: impl FnOnce(&mut Answered)) {
@@ -180,19 +191,33 @@ fn reason(uri: &http::Uri, error: &hyper_util::client::legacy::Error) -> String 
 pub struct Answered {
     pub seen: Seen,
     pub date: Option<StoreTime>,
+    /// Why a request for credentials was not answered.
+    pub side_failure: Option<String>,
 }
 
 /// One operation's own view of the transport: what came back for it is noted here.
 pub struct Observed {
     pub transport: Arc<Transport>,
     pub answered: Arc<Mutex<Answered>>,
+    /// Google's condition for writes.
+    pub generation: Option<String>,
 }
 
 impl HttpTransport for Observed {
     async fn fetch(
         &self,
-        request: http::Request<Buffer>,
+        mut request: http::Request<Buffer>,
     ) -> opendal::Result<http::Response<HttpBody>> {
+        if let Some(generation) = &self.generation
+            && request.extensions().get::<Operation>() == Some(&Operation::Write)
+        {
+            // Google's requests carry a token and no signature of their URL.
+            let uri = request.uri().to_string();
+            let sign = if uri.contains('?') { '&' } else { '?' };
+            let uri = format!("{uri}{sign}ifGenerationMatch={generation}").parse();
+            *request.uri_mut() = uri
+                .map_err(|error| DalError::new(DalKind::Unexpected, "bad URL").set_source(error))?;
+        }
         self.transport.clone().send(request, &self.answered).await
     }
 }

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::names::{Name, path_of, read_name};
-use super::{Shared, file_meta, io_error, mtime};
+use super::{Shared, file_meta, io_error, mtime, open_beneath};
 use crate::store::backend::Lister;
 use crate::store::meter::Class;
 use crate::store::types::{Detail, Entry, List, Page};
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 
 pub struct DirLister {
     shared: Arc<Shared>,
-    /// `None` only while a page is being made, or if that panicked.
+    /// `None` while a page is being made, and after one could not be.
     walk: Option<Walk>,
 }
 
@@ -37,7 +37,7 @@ impl Lister for DirLister {
         let mut walk = self
             .walk
             .take()
-            .ok_or_else(|| Error::unavailable("the listing was interrupted: start a new one"))?;
+            .ok_or_else(|| Error::unavailable("the listing was interrupted: start it anew"))?;
         let shared = self.shared.clone();
         // A page can mean reading a million names: not on an executor's thread.
         let (walk, page) = tokio::task::spawn_blocking(move || {
@@ -46,7 +46,10 @@ impl Lister for DirLister {
         })
         .await
         .map_err(|error| Error::unavailable("the listing was interrupted").caused_by(error))?;
-        self.walk = Some(walk);
+        // What failed half-way cannot be continued: names that were read are gone.
+        if page.is_ok() {
+            self.walk = Some(walk);
+        }
         page
     }
 }
@@ -78,7 +81,7 @@ impl Walk {
             // Straight to the folder that the prefix names; what is above it is never read.
             let base = self.list.prefix.rsplit_once('/').map_or("", |(base, _)| base);
             let key = if base.is_empty() { String::new() } else { format!("{base}/") };
-            self.enter(root, key)?;
+            self.enter(root, shared, key)?;
             self.state = State::Walking;
         }
         while page.len() < self.list.page {
@@ -86,27 +89,25 @@ impl Walk {
                 self.state = State::Done;
                 break;
             };
-            let Some((name, is_folder)) = folder.next(self.list.ordered, self.list.page)? else {
+            let Some((name, is_folder)) = folder.next(self.list.page)? else {
                 self.stack.pop();
                 continue;
             };
             let key = format!("{}{name}", folder.key);
-            if is_folder {
-                if !self.list.delimited || !key.starts_with(&self.list.prefix) {
-                    self.enter(root, key)?;
-                } else if self.holds_any(root, &key)? {
-                    page.prefixes.push(key);
-                }
-            } else if let Some(entry) = self.entry(root, key)? {
-                page.entries.push(entry);
+            if !is_folder {
+                page.entries.extend(self.entry(root, key)?);
+            } else if !self.list.delimited || !key.starts_with(&self.list.prefix) {
+                self.enter(root, shared, key)?;
+            } else if self.holds_any(root, shared, &key)? {
+                page.prefixes.push(key);
             }
         }
         Ok(Some(page))
     }
 
     /// Starts on a folder, unless it is gone.
-    fn enter(&mut self, root: &OwnedFd, key: String) -> Result<()> {
-        if let Some(folder) = Folder::open(root, key, &self.list)? {
+    fn enter(&mut self, root: &OwnedFd, shared: &Shared, key: String) -> Result<()> {
+        if let Some(folder) = Folder::open(root, shared, key, &self.list)? {
             self.stack.push(folder);
         }
         Ok(())
@@ -141,13 +142,14 @@ impl Walk {
 
     /// Whether there is an object below this folder that the listing includes. Empty folders are
     /// left behind on purpose, and a common prefix without objects does not exist.
-    fn holds_any(&self, root: &OwnedFd, key: &str) -> Result<bool> {
-        let mut list = self.list.clone();
+    fn holds_any(&self, root: &OwnedFd, shared: &Shared, key: &str) -> Result<bool> {
+        // In whatever order: the first object settles it.
+        let mut list = self.list.clone().unordered();
         list.prefix = key.to_owned();
         let mut open = vec![key.to_owned()];
         while let Some(key) = open.pop() {
-            let Some(mut folder) = Folder::open(root, key, &list)? else { continue };
-            while let Some((name, is_folder)) = folder.next(false, 1)? {
+            let Some(mut folder) = Folder::open(root, shared, key, &list)? else { continue };
+            while let Some((name, is_folder)) = folder.next(1)? {
                 if !is_folder {
                     return Ok(true);
                 }
@@ -173,7 +175,7 @@ enum Names {
 }
 
 impl Folder {
-    fn open(root: &OwnedFd, key: String, list: &List) -> Result<Option<Self>> {
+    fn open(root: &OwnedFd, shared: &Shared, key: String, list: &List) -> Result<Option<Self>> {
         let Some(dir) = open_dir(root, &path_of(key.trim_end_matches('/')))? else {
             return Ok(None);
         };
@@ -185,19 +187,31 @@ impl Folder {
         let mut text = String::new();
         let mut spans = Vec::new();
         let mut open = vec![(String::new(), dir)];
-        while let Some(name) = next_name(&mut open, &key, list)? {
-            let start = text.len();
-            text.push_str(&name);
-            if text.len() > u32::MAX as usize {
-                return Err(Error::invalid(format!("{key}: too many names in one directory")));
+        // On some file systems a file that is replaced while its folder is read can be passed over.
+        // There the folder is read until it held still, and names that came twice are shown once.
+        for _ in 0..4 {
+            let before = shared.changes_of(root, &key)?;
+            while let Some(name) = next_name(&mut open, &key, list)? {
+                let start = text.len();
+                text.push_str(&name);
+                if text.len() > u32::MAX as usize {
+                    return Err(Error::invalid(format!("{key}: too many names in one directory")));
+                }
+                spans.push((start as u32, text.len() as u32));
             }
-            spans.push((start as u32, text.len() as u32));
+            if before.is_none() || shared.changes_of(root, &key)? == before {
+                break;
+            }
+            match open_dir(root, &path_of(key.trim_end_matches('/')))? {
+                Some(dir) => open.push((String::new(), dir)),
+                None => break,
+            }
         }
         Ok(Some(Self { key, names: Names::Sorted { text, spans, sorted: 0, next: 0 } }))
     }
 
     /// The next name and whether it is a folder's.
-    fn next(&mut self, _ordered: bool, chunk: usize) -> Result<Option<(String, bool)>> {
+    fn next(&mut self, chunk: usize) -> Result<Option<(String, bool)>> {
         let name = match &mut self.names {
             Names::Streamed { open, key, list } => next_name(open, key, list)?,
             Names::Sorted { text, spans, sorted, next } => {
@@ -215,6 +229,10 @@ impl Folder {
                 }
                 let name = spans.get(*next).map(|span| of(span).to_owned());
                 *next += 1;
+                let twice = |span: &(u32, u32)| Some(of(span)) == name.as_deref();
+                while *next < *sorted && spans.get(*next).is_some_and(twice) {
+                    *next += 1;
+                }
                 name
             }
         };
@@ -283,13 +301,15 @@ fn may_include(list: &List, key: &str) -> bool {
     right_prefix && after
 }
 
-const OPEN_DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const OPEN_DIR: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
 fn open_dir(root: &OwnedFd, path: &str) -> Result<Option<Dir>> {
     let path = if path.is_empty() { "." } else { path };
-    match rustix::fs::openat(root, path, OPEN_DIR, Mode::empty()).and_then(Dir::new) {
+    match open_beneath(root, path, OPEN_DIR).and_then(Dir::new) {
         Ok(dir) => Ok(Some(dir)),
-        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        // What a symbolic link leads to is not in the store.
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => Ok(None),
         Err(error) => Err(io_error("list", error)),
     }
 }

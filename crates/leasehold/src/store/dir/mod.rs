@@ -10,6 +10,7 @@
 //! Everything that is not an object stands in `.lh/`. A crash can leave a temporary file there;
 //! the next process that writes sweeps it away after an hour.
 
+mod fence;
 mod flush;
 mod list;
 mod names;
@@ -19,7 +20,7 @@ mod stripe;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
@@ -30,6 +31,7 @@ use leasehold_protocol::time::StoreTime;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
+use self::fence::Fence;
 use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
 use self::stripe::{Stripe, Stripes};
@@ -37,7 +39,7 @@ use super::backend::{Backend, Kind, Lister, Reading};
 use super::meter::{Class, Meter};
 use super::types::{Delete, Durability, Get, List, Meta, Object, Put, Unknown};
 use crate::env::Env;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Result, host};
 
 /// Up to this size a version is a hash of the whole content. Larger objects take longer to write
 /// than the coarsest file system clock ticks, so for them inode and times are as good.
@@ -55,16 +57,18 @@ struct Shared {
     meter: Arc<Meter>,
     root: OnceLock<Arc<OwnedFd>>,
     work: OnceLock<Work>,
+    steady: OnceLock<bool>,
 }
 
 /// What writing needs.
 #[derive(Debug)]
 struct Work {
     root: Arc<OwnedFd>,
-    locks: OwnedFd,
+    private: OwnedFd,
     temps: OwnedFd,
     stripes: Stripes,
     flusher: Flusher,
+    fence: Fence,
     /// How many objects this process has created per folder: see [`Work::tidy`].
     created: Mutex<HashMap<u64, u8>>,
     tag: u64,
@@ -75,13 +79,18 @@ impl Dir {
     /// The store in this directory, which the first write creates if it is not there. `force` uses
     /// it even on a network file system.
     pub fn new(path: impl Into<PathBuf>, force: bool, env: Env) -> Result<Self> {
+        Self::with_meter(path.into(), force, env, Arc::default())
+    }
+
+    fn with_meter(path: PathBuf, force: bool, env: Env, meter: Arc<Meter>) -> Result<Self> {
         let shared = Shared {
-            path: path.into(),
+            path,
             force,
             env,
-            meter: Arc::default(),
+            meter,
             root: OnceLock::new(),
             work: OnceLock::new(),
+            steady: OnceLock::new(),
         };
         // A file in its place, or a network under it, is better said now than later.
         shared.root()?;
@@ -97,17 +106,32 @@ impl Dir {
     ) -> Result<T> {
         let shared = &self.0;
         let work = shared.work()?;
-        if let Some(stripe) = work.stripes.lock_briefly(&work.locks, key.as_str(), &shared.env)? {
+        if let Some(stripe) = work.stripes.lock_briefly(&work.root, key.as_str(), &shared.env)? {
             return change(work, stripe);
         }
         let (shared, key) = (shared.clone(), key.clone());
+        // Whoever stops waiting must not find the change made later.
+        let wanted = Arc::new(AtomicBool::new(true));
+        let _abandon = Abandon(wanted.clone());
         tokio::task::spawn_blocking(move || {
             let work = shared.work()?;
-            let stripe = work.stripes.lock(&work.locks, key.as_str(), &shared.env)?;
-            change(work, stripe)
+            let stripe = work.stripes.lock(&work.root, key.as_str(), &shared.env)?;
+            match wanted.load(SeqCst) {
+                true => change(work, stripe),
+                false => Err(Error::unavailable("nobody waits for this write any more").at(&key)),
+            }
         })
         .await
         .map_err(|error| Error::unavailable("the write was interrupted").caused_by(error))?
+    }
+}
+
+/// Set to false when the future that holds it is dropped.
+struct Abandon(Arc<AtomicBool>);
+
+impl Drop for Abandon {
+    fn drop(&mut self) {
+        self.0.store(false, SeqCst);
     }
 }
 
@@ -161,7 +185,7 @@ impl Backend for Dir {
         self.0.meter.request(Class::Put, body.len() as u64);
         let work = self.0.work()?;
         let mut temp = Temp::write(&self.0, &body).map_err(|error| error.at(key))?;
-        if durability == Durability::Durable {
+        if durability != Durability::Volatile {
             // Nothing is visible yet, so a failure here is a plain one.
             let data = vec![Target::File(temp.file.clone())];
             work.flusher.flush(data).await.map_err(|error| error.at(key))?;
@@ -205,6 +229,34 @@ impl Backend for Dir {
         .await
     }
 
+    async fn retire(&self, key: &Key, version: &Version, token: u64) -> Result<Delete> {
+        self.0.meter.request(Class::Delete, 0);
+        let (at, version) = (key.clone(), version.clone());
+        self.locked(key, move |work, stripe| {
+            if file_meta(&work.root, &at)?.map(|(there, _)| there).as_ref() != Some(&version) {
+                return Ok(Delete::Refused);
+            }
+            // First what is remembered, then what is forgotten.
+            stripe.retire(token).map_err(|error| write_error(error).at(&at))?;
+            let outcome = remove(work, &at, None)?;
+            drop(stripe);
+            work.tidy(&path_of(at.as_str()), false);
+            Ok(outcome)
+        })
+        .await
+    }
+
+    async fn floor(&self, key: &Key) -> Result<u64> {
+        let work = self.0.work()?;
+        let boot_id = host::boot_id();
+        work.fence.floor(work, &work.private, key.as_str(), &boot_id)
+    }
+
+    async fn reserve(&self, token: u64) -> Result<()> {
+        let work = self.0.work()?;
+        work.fence.reserve(&work.private, token)
+    }
+
     async fn delete_many(&self, keys: &[Key]) -> Result<()> {
         for key in keys {
             // Without a condition there is nothing to be refused.
@@ -219,6 +271,13 @@ impl Backend for Dir {
 
     fn list(&self, list: List) -> Box<dyn Lister> {
         Box::new(list::DirLister::new(self.0.clone(), list))
+    }
+
+    fn sibling(&self) -> Option<Arc<dyn Backend>> {
+        // Open files and mutexes of its own: as different as another process.
+        let Shared { path, force, env, meter, .. } = &*self.0;
+        let sibling = Self::with_meter(path.clone(), *force, env.clone(), meter.clone());
+        Some(Arc::new(sibling.ok()?))
     }
 
     async fn persist(&self, keys: &[Key]) -> Result<()> {
@@ -277,12 +336,14 @@ impl Shared {
             rustix::fs::openat(&root, name, flags, Mode::empty())
         };
         let make = || -> Result<Work, Errno> {
-            folder(PRIVATE)?;
+            let private = folder(PRIVATE)?;
+            make_folder(&root, &format!("{PRIVATE}/locks"))?;
             Ok(Work {
-                locks: folder(&format!("{PRIVATE}/locks"))?,
+                private,
                 temps: folder(&format!("{PRIVATE}/tmp"))?,
                 stripes: Stripes::new(),
                 flusher: Flusher::new(root.clone()),
+                fence: Fence::default(),
                 created: Mutex::default(),
                 tag: self.env.random(),
                 counter: AtomicU64::new(0),
@@ -313,6 +374,22 @@ impl Shared {
         }
         let root = self.root()?;
         root.cloned().ok_or_else(|| self.failed("open", Errno::NOENT))
+    }
+
+    /// When the folder of these keys last changed, on file systems where reading it meanwhile can
+    /// miss what was there all the time. `None` where it cannot: ext4 and xfs.
+    fn changes_of(&self, root: &OwnedFd, key: &str) -> Result<Option<(i64, i64)>> {
+        let steady = *self.steady.get_or_init(|| netfs::reads_steadily(root));
+        if steady {
+            return Ok(None);
+        }
+        let path = path_of(key.trim_end_matches('/'));
+        let path = if path.is_empty() { "." } else { &*path };
+        match rustix::fs::statat(root, path, AtFlags::empty()) {
+            #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
+            Ok(stat) => Ok(Some((stat.st_mtime as i64, stat.st_mtime_nsec as i64))),
+            Err(_) => Ok(None),
+        }
     }
 
     fn meta(&self, version: Version, stat: &Stat) -> Meta {
@@ -480,17 +557,19 @@ fn create(work: &Work, key: &Key, temp: &mut Temp, body: &[u8]) -> Result<Option
                 work.note_created(&path);
                 return Ok(Some(stored_version(body, &temp.file)));
             }
-            Err(Errno::EXIST) => {
-                if !is_folder(work, &path) {
-                    return Ok(None);
+            Err(Errno::EXIST) => match file_type(work, &path) {
+                // An empty folder was in the way, and is gone by now.
+                None => {}
+                Some(FileType::Directory) => {
+                    if !remove_empty(work, &path) {
+                        return Err(Error::invalid(
+                            "other keys have this one as their directory: choose another name",
+                        )
+                        .at(key));
+                    }
                 }
-                if !remove_empty(work, &path) {
-                    return Err(Error::invalid(
-                        "other keys have this one as their directory: choose another name",
-                    )
-                    .at(key));
-                }
-            }
+                Some(_) => return Ok(None),
+            },
             Err(Errno::NOENT) => {
                 work.check_temp(temp).map_err(|error| error.at(key))?;
                 match work.make_folders_above(&path) {
@@ -550,7 +629,10 @@ fn remove(work: &Work, key: &Key, version: Option<&Version>) -> Result<Delete> {
     {
         return Ok(Delete::Refused);
     }
-    match rustix::fs::unlinkat(&work.root, &*path_of(key.as_str()), AtFlags::empty()) {
+    let path = path_of(key.as_str());
+    let unlinked = beneath(&work.root, &path)
+        .and_then(|(folder, name)| rustix::fs::unlinkat(folder.as_fd(), name, AtFlags::empty()));
+    match unlinked {
         Ok(()) => Ok(Delete::Deleted),
         // EISDIR on Linux, EPERM on macOS: a folder is not an object.
         Err(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Ok(Delete::Deleted),
@@ -559,15 +641,63 @@ fn remove(work: &Work, key: &Key, version: Option<&Version>) -> Result<Delete> {
 }
 
 fn rename_new(work: &Work, temp: &str, path: &str) -> Result<(), Errno> {
+    let (folder, name) = beneath(&work.root, path)?;
     let flags = RenameFlags::NOREPLACE;
-    match rustix::fs::renameat_with(&work.temps, temp, &work.root, path, flags) {
+    match rustix::fs::renameat_with(&work.temps, temp, folder.as_fd(), name, flags) {
         // Some file systems cannot; a hard link never replaces either.
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-            rustix::fs::linkat(&work.temps, temp, &work.root, path, AtFlags::empty())?;
-            rustix::fs::unlinkat(&work.temps, temp, AtFlags::empty())
+            rustix::fs::linkat(&work.temps, temp, folder.as_fd(), name, AtFlags::empty())?;
+            // The object is there. A temporary name that stays is swept some day.
+            let _ = rustix::fs::unlinkat(&work.temps, temp, AtFlags::empty());
+            Ok(())
         }
         renamed => renamed,
     }
+}
+
+/// The folder that an object stands in and its name there. Symbolic links are not followed: one in
+/// the way could lead out of the store.
+fn beneath<'a>(root: &'a OwnedFd, path: &'a str) -> Result<(Folder<'a>, &'a str), Errno> {
+    let Some((folder, name)) = path.rsplit_once('/') else { return Ok((Folder::Root(root), path)) };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok((Folder::Below(open_beneath(root, folder, flags)?), name))
+}
+
+enum Folder<'a> {
+    Root(&'a OwnedFd),
+    Below(OwnedFd),
+}
+
+impl AsFd for Folder<'_> {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Self::Root(root) => root.as_fd(),
+            Self::Below(folder) => folder.as_fd(),
+        }
+    }
+}
+
+/// Opens what is below the root without following any symbolic link, also on the way.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    use rustix::fs::ResolveFlags;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    loop {
+        match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+            // Something was renamed on the way.
+            Err(Errno::AGAIN) => {}
+            // Kernels before 5.6, and sandboxes that do not know the call.
+            Err(Errno::NOSYS | Errno::PERM) => {
+                return rustix::fs::openat(root, path, flags | OFlags::NOFOLLOW, Mode::empty());
+            }
+            opened => return opened,
+        }
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(root, path, flags | OFlags::NOFOLLOW, Mode::empty())
 }
 
 fn rename_over(
@@ -576,24 +706,25 @@ fn rename_over(
     path: &str,
     durability: Durability,
 ) -> Result<(), Errno> {
+    let (folder, name) = beneath(&work.root, path)?;
     // ext4 starts writing a file's data when it is renamed over another, so that a power loss
     // shows the old or the new content. That costs four times the rename. An exchange does not.
     if durability == Durability::Volatile {
         let flags = RenameFlags::EXCHANGE;
-        match rustix::fs::renameat_with(&work.temps, temp.name(), &work.root, path, flags) {
+        match rustix::fs::renameat_with(&work.temps, temp.name(), folder.as_fd(), name, flags) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
             // The old content stands in the temporary file now, and goes with it.
             exchanged => return exchanged,
         }
     }
-    rustix::fs::renameat(&work.temps, temp.name(), &work.root, path)?;
+    rustix::fs::renameat(&work.temps, temp.name(), folder.as_fd(), name)?;
     temp.became_object();
     Ok(())
 }
 
-fn is_folder(work: &Work, path: &str) -> bool {
-    rustix::fs::statat(&work.root, path, AtFlags::SYMLINK_NOFOLLOW)
-        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+fn file_type(work: &Work, path: &str) -> Option<FileType> {
+    let stat = rustix::fs::statat(&work.root, path, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    Some(FileType::from_raw_mode(stat.st_mode))
 }
 
 /// Removes a folder that holds nothing but folders, and says whether it is gone.
@@ -610,7 +741,7 @@ fn remove_empty(work: &Work, path: &str) -> bool {
         }
         let Ok(name) = name.to_str() else { return false };
         let below = format!("{path}/{name}");
-        if !is_folder(work, &below) || !remove_empty(work, &below) {
+        if file_type(work, &below) != Some(FileType::Directory) || !remove_empty(work, &below) {
             return false;
         }
     }
@@ -630,13 +761,10 @@ fn make_folder(root: &OwnedFd, path: &str) -> Result<(), Errno> {
 /// The file of an object, or `None` if there is no object with this key.
 fn open(root: &OwnedFd, key: &Key) -> Result<Option<(OwnedFd, Stat)>> {
     let path = path_of(key.as_str());
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = match rustix::fs::openat(root, &*path, flags, Mode::empty()) {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = match open_beneath(root, &path, flags) {
         Ok(file) => file,
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
-        Err(Errno::LOOP) => {
-            return Err(Error::new(ErrorKind::Data, "is a symbolic link, not an object").at(key));
-        }
         Err(error) => return Err(io_error("open", error).at(key)),
     };
     let stat = rustix::fs::fstat(&file).map_err(|error| io_error("open", error).at(key))?;
@@ -680,8 +808,13 @@ fn read_version(file: &OwnedFd, stat: &Stat) -> Result<Version, Errno> {
 fn version_of(body: &[u8], stat: &Stat) -> Version {
     if stat.st_size as u64 > HASHED {
         return Version::new(format!(
-            "{:x}-{:x}-{:x}.{:x}",
-            stat.st_ino, stat.st_size, stat.st_mtime, stat.st_mtime_nsec
+            "{:x}-{:x}-{:x}.{:x}-{:x}.{:x}",
+            stat.st_ino,
+            stat.st_size,
+            stat.st_mtime,
+            stat.st_mtime_nsec,
+            stat.st_ctime,
+            stat.st_ctime_nsec
         ));
     }
     super::content_version(body)
@@ -721,6 +854,10 @@ fn hash(text: &str) -> u64 {
 }
 
 fn io_error(verb: &str, error: Errno) -> Error {
+    if matches!(error, Errno::LOOP | Errno::XDEV) {
+        let message = format!("cannot {verb}: there is a symbolic link in its place or on the way");
+        return Error::new(ErrorKind::Data, message).caused_by(error);
+    }
     let kind = match error {
         Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorKind::Denied,
         Errno::NAMETOOLONG => ErrorKind::Invalid,

@@ -40,7 +40,8 @@ fn encode(segment: &str) -> String {
     let mut out = String::with_capacity(escaped.len() + 8);
     let mut rest = escaped.as_str();
     while rest.len() > LONGEST {
-        let cut = cut_point(rest);
+        // What is left over is a name of its own: never so short that it could be "..".
+        let cut = cut_point(rest, LONGEST.min(rest.len() - PRIVATE.len() - 1));
         out.push_str(&rest[..cut]);
         out.push_str(CONTINUED);
         out.push('/');
@@ -50,9 +51,9 @@ fn encode(segment: &str) -> String {
     out
 }
 
-/// The last place at or before [`LONGEST`] that splits neither a character nor an escape.
-fn cut_point(text: &str) -> usize {
-    let mut cut = LONGEST;
+/// The last place at or before `most` that splits neither a character nor an escape.
+fn cut_point(text: &str, most: usize) -> usize {
+    let mut cut = most;
     while !text.is_char_boundary(cut) {
         cut -= 1;
     }
@@ -77,11 +78,12 @@ pub fn read_name(name: &[u8]) -> Option<Name<'_>> {
         return None;
     }
     let name = std::str::from_utf8(name).ok()?;
-    if name.chars().any(char::is_control) {
+    // Ours are never this long, and a longer one could be listed but not read.
+    if name.len() > LONGEST + CONTINUED.len() || name.chars().any(char::is_control) {
         return None;
     }
     if !name.contains('%') {
-        return Some(Name::Segment(Cow::Borrowed(name)));
+        return (name.len() <= LONGEST).then_some(Name::Segment(Cow::Borrowed(name)));
     }
     match name.strip_suffix(CONTINUED) {
         Some(start) => Some(Name::Continued(decode(start)?)),
@@ -154,7 +156,8 @@ mod tests {
 
     #[test]
     fn foreign_names_are_not_ours() {
-        for name in [&b".lh"[..], b"..", b"a\x01", b"\xff", b"50%zz", b"%41"] {
+        let long = [b'x'; 201];
+        for name in [&b".lh"[..], b"..", b"a\x01", b"\xff", b"50%zz", b"%41", &long] {
             assert_eq!(read_name(name), None, "{name:?}");
         }
     }

@@ -14,11 +14,29 @@ pub fn network_fs(root: &std::os::fd::OwnedFd) -> Option<String> {
     if magic as u64 & 0xffff_ffff != FUSE {
         return None;
     }
-    let stat = rustix::fs::fstat(root).ok()?;
-    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let kind = mount_type(&mounts, &format!("{major}:{minor}"))?;
-    (!LOCAL_FUSE.contains(&kind)).then(|| kind.to_owned())
+    let kind = || {
+        let stat = rustix::fs::fstat(root).ok()?;
+        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+        Some(mount_type(&mounts, &format!("{major}:{minor}"))?.to_owned())
+    };
+    // One that cannot be identified is not trusted.
+    let kind = kind().unwrap_or_else(|| "an unknown kind of FUSE".to_owned());
+    (!LOCAL_FUSE.contains(&kind.as_str())).then_some(kind)
+}
+
+/// Whether reading a folder shows every file that is there all the time, also one that is replaced
+/// meanwhile: seen on ext4, and not on tmpfs.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub fn reads_steadily(root: &std::os::fd::OwnedFd) -> bool {
+    const STEADY: [u64; 2] = [0xef53, 0x5846_5342];
+    rustix::fs::fstatfs(root).is_ok_and(|fs| STEADY.contains(&(fs.f_type as u64 & 0xffff_ffff)))
+}
+
+/// Not known elsewhere.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub fn reads_steadily(_: &std::os::fd::OwnedFd) -> bool {
+    false
 }
 
 /// The name of the network file system that `path` lies on, if it does.
@@ -70,6 +88,9 @@ fn by_magic(magic: u64) -> Option<&'static str> {
         0x7461_636f => "ocfs2",
         0x0116_1970 => "gfs2",
         0x786f_4256 => "vboxsf",
+        0x1983_0326 => "beegfs",
+        0x2003_0528 => "orangefs",
+        0xbacb_acbc => "vmhgfs",
         _ => return None,
     })
 }

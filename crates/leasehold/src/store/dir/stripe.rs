@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use crate::env::Env;
 use crate::{Error, Result};
 
-const STRIPES: usize = 64;
+pub const STRIPES: usize = 64;
 
 /// How long to wait for another process' compare-and-rename before giving up.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -24,17 +24,56 @@ pub const BRIEF: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub struct Stripes {
-    files: [Mutex<Option<OwnedFd>>; STRIPES],
+    files: [Mutex<Option<Open>>; STRIPES],
+}
+
+/// An open stripe file, and what tells it from another of the same name.
+#[derive(Debug)]
+struct Open {
+    file: OwnedFd,
+    identity: (u64, u64),
+    /// A fork shares the open file, and flock does not tell the two processes apart.
+    process: u32,
 }
 
 /// Held while it lives.
 pub struct Stripe<'a> {
-    file: MutexGuard<'a, Option<OwnedFd>>,
+    file: MutexGuard<'a, Option<Open>>,
+}
+
+impl Stripe<'_> {
+    /// Notes that a lease with this token is about to be deleted: see `fence`.
+    pub fn retire(&self, token: u64) -> Result<(), Errno> {
+        let Some(Open { file, .. }) = &*self.file else { return Err(Errno::BADF) };
+        if token > read_token(file)? {
+            rustix::io::pwrite(file, &token.to_le_bytes(), 0)?;
+        }
+        Ok(())
+    }
+}
+
+/// The highest token that was retired in a stripe. Eight bytes are read and written at once.
+fn read_token(file: &OwnedFd) -> Result<u64, Errno> {
+    let mut bytes = [0; 8];
+    match rustix::io::pread(file, &mut bytes, 0)? {
+        8 => Ok(u64::from_le_bytes(bytes)),
+        _ => Ok(0),
+    }
+}
+
+/// The same, by the stripe's number.
+pub fn read_retired(root: &OwnedFd, index: usize) -> Result<u64, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    match rustix::fs::openat(root, path_of(index), flags, Mode::empty()) {
+        Ok(file) => read_token(&file),
+        Err(Errno::NOENT) => Ok(0),
+        Err(error) => Err(error),
+    }
 }
 
 impl Drop for Stripe<'_> {
     fn drop(&mut self) {
-        if let Some(file) = &*self.file {
+        if let Some(Open { file, .. }) = &*self.file {
             // Closing is the only other way to unlock, and the kernel does that when we end.
             let _ = rustix::fs::flock(file, FlockOperation::Unlock);
         }
@@ -47,22 +86,18 @@ impl Stripes {
     }
 
     /// Takes the lock for `key`, or returns `None` if that takes longer than [`BRIEF`].
-    pub fn lock_briefly(
-        &self,
-        locks: &OwnedFd,
-        key: &str,
-        env: &Env,
-    ) -> Result<Option<Stripe<'_>>> {
-        self.lock_within(locks, key, env, BRIEF)
+    pub fn lock_briefly(&self, root: &OwnedFd, key: &str, env: &Env) -> Result<Option<Stripe<'_>>> {
+        self.lock_within(root, key, env, BRIEF)
     }
 
     /// Takes the lock for `key`, waiting as long as is reasonable.
-    pub fn lock(&self, locks: &OwnedFd, key: &str, env: &Env) -> Result<Stripe<'_>> {
-        if let Some(stripe) = self.lock_within(locks, key, env, PATIENCE)? {
+    pub fn lock(&self, root: &OwnedFd, key: &str, env: &Env) -> Result<Stripe<'_>> {
+        if let Some(stripe) = self.lock_within(root, key, env, PATIENCE)? {
             return Ok(stripe);
         }
         let name = name_of(index_of(key));
-        let holder = rustix::fs::statat(locks, name.as_str(), rustix::fs::AtFlags::empty())
+        let path = path_of(index_of(key));
+        let holder = rustix::fs::statat(root, path.as_str(), rustix::fs::AtFlags::empty())
             .ok()
             .and_then(|stat| flock_holder(stat.st_ino))
             .map_or_else(|| "another process".to_owned(), |pid| format!("process {pid}"));
@@ -72,9 +107,20 @@ impl Stripes {
         )))
     }
 
+    /// The highest token that was retired in the stripe of `key`, by any process.
+    pub fn retired(&self, root: &OwnedFd, key: &str) -> Result<u64> {
+        let index = index_of(key);
+        if let Ok(file) = self.files[index].try_lock()
+            && let Some(open) = &*file
+        {
+            return read_token(&open.file).map_err(|error| failed(index, error));
+        }
+        read_retired(root, index).map_err(|error| failed(index, error))
+    }
+
     fn lock_within(
         &self,
-        locks: &OwnedFd,
+        root: &OwnedFd,
         key: &str,
         env: &Env,
         patience: Duration,
@@ -83,7 +129,7 @@ impl Stripes {
         let deadline = env.clock().boot().plus(patience);
         let mut pause = Duration::from_micros(10);
         loop {
-            if let Some(stripe) = self.try_lock(locks, index)? {
+            if let Some(stripe) = self.try_lock(root, index)? {
                 return Ok(Some(stripe));
             }
             if env.clock().boot() >= deadline {
@@ -94,7 +140,7 @@ impl Stripes {
         }
     }
 
-    fn try_lock(&self, locks: &OwnedFd, index: usize) -> Result<Option<Stripe<'_>>> {
+    fn try_lock(&self, root: &OwnedFd, index: usize) -> Result<Option<Stripe<'_>>> {
         // Threads of this process share the open file, which flock does not tell apart: the mutex
         // does. Nobody waits while holding it.
         let mut file = match self.files[index].try_lock() {
@@ -102,16 +148,18 @@ impl Stripes {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Ok(None),
         };
+        if file.as_ref().is_some_and(|open| open.process != std::process::id()) {
+            *file = None;
+        }
         loop {
             let open = match &*file {
                 Some(open) => open,
-                None => file.insert(open_stripe(locks, index)?),
+                None => file.insert(open_stripe(root, index)?),
             };
-            match rustix::fs::flock(open, FlockOperation::NonBlockingLockExclusive) {
+            match rustix::fs::flock(&open.file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
-                    // Somebody removed the file and others lock a new one: so must we.
-                    let stat = rustix::fs::fstat(open).map_err(|error| failed(index, error))?;
-                    if stat.st_nlink > 0 {
+                    // Somebody removed or moved the file, and others lock a new one: so must we.
+                    if identity_by_name(root, index)? == Some(open.identity) {
                         return Ok(Some(Stripe { file }));
                     }
                     *file = None;
@@ -124,10 +172,27 @@ impl Stripes {
     }
 }
 
-fn open_stripe(locks: &OwnedFd, index: usize) -> Result<OwnedFd> {
+fn open_stripe(root: &OwnedFd, index: usize) -> Result<Open> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    rustix::fs::openat(locks, name_of(index), flags, Mode::from_raw_mode(0o666))
-        .map_err(|error| failed(index, error))
+    let open = || -> Result<Open, Errno> {
+        let file = rustix::fs::openat(root, path_of(index), flags, Mode::from_raw_mode(0o666))?;
+        let identity = identity(&rustix::fs::fstat(&file)?);
+        Ok(Open { file, identity, process: std::process::id() })
+    };
+    open().map_err(|error| failed(index, error))
+}
+
+#[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
+fn identity(stat: &rustix::fs::Stat) -> (u64, u64) {
+    (stat.st_dev as u64, stat.st_ino as u64)
+}
+
+fn identity_by_name(root: &OwnedFd, index: usize) -> Result<Option<(u64, u64)>> {
+    match rustix::fs::statat(root, path_of(index), rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(identity(&stat))),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(failed(index, error)),
+    }
 }
 
 fn failed(index: usize, error: Errno) -> Error {
@@ -140,6 +205,11 @@ fn index_of(key: &str) -> usize {
 
 fn name_of(index: usize) -> String {
     format!("{index:02}")
+}
+
+/// From the root, so that moving the folder away is noticed too.
+fn path_of(index: usize) -> String {
+    format!("{}/locks/{index:02}", super::PRIVATE)
 }
 
 /// The process that holds a flock on this inode, as Linux shows it.

@@ -9,7 +9,7 @@ use leasehold_protocol::settle::Proof;
 use super::probe::Probe;
 use super::{Check, Outcome, has_own_clock};
 use crate::store::Kind;
-use crate::store::types::{Delete, Detail, Put};
+use crate::store::types::{Delete, Detail, Put, Unknown};
 use crate::{Error, Result};
 
 /// How many do it at once.
@@ -95,7 +95,7 @@ pub async fn race_of_creates(probe: &Probe) -> Result<Check> {
     for round in 0..CREATE_ROUNDS {
         let key = probe.key(&format!("race-{round}"))?;
         let race = (0..RACERS).map(|n| {
-            let (probe, key) = (probe.clone(), key.clone());
+            let (probe, key) = (probe.racer(), key.clone());
             tokio::spawn(async move { probe.put(&key, &format!("racer {n}"), When::Absent).await })
         });
         let mut winners = Vec::new();
@@ -103,7 +103,7 @@ pub async fn race_of_creates(probe: &Probe) -> Result<Check> {
             let (put, body) = racer.map_err(interrupted)??;
             match put {
                 Put::Stored(_) => winners.push(body),
-                Put::Refused | Put::Contended => refused += 1,
+                Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => refused += 1,
                 Put::Unknown(unknown) => return Err(unknown.into_error()),
             }
         }
@@ -129,7 +129,7 @@ pub async fn race_of_swaps(probe: &Probe) -> Result<Check> {
     let key = probe.key("counter")?;
     stored(probe.put(&key, "0", When::Absent).await?.0)?;
     let race = (0..RACERS).map(|_| {
-        let (probe, key) = (probe.clone(), key.clone());
+        let (probe, key) = (probe.racer(), key.clone());
         tokio::spawn(async move {
             let mut acknowledged = 0u64;
             for _ in 0..SWAPS_EACH {
@@ -202,7 +202,7 @@ pub async fn race_of_delete_and_swap(probe: &Probe) -> Result<Check> {
         let version = stored(probe.put(&key, "start", When::Absent).await?.0)?;
         let deletes: Vec<_> = (0..DELETERS)
             .map(|_| {
-                let (probe, key, version) = (probe.clone(), key.clone(), version.clone());
+                let (probe, key, version) = (probe.racer(), key.clone(), version.clone());
                 tokio::spawn(async move { probe.delete(&key, Some(&version)).await })
             })
             .collect();
@@ -210,7 +210,7 @@ pub async fn race_of_delete_and_swap(probe: &Probe) -> Result<Check> {
         // swaps start at random moments of the time that a delete takes.
         let swaps: Vec<_> = (0..RACERS - DELETERS)
             .map(|_| {
-                let (probe, key, version) = (probe.clone(), key.clone(), version.clone());
+                let (probe, key, version) = (probe.racer(), key.clone(), version.clone());
                 tokio::spawn(async move {
                     probe.pause_within_a("delete").await;
                     probe.put(&key, "swapped", When::Matches(version)).await

@@ -8,7 +8,8 @@
 //! - **unsafe**: a conditional PUT is ignored or loses races, or a listing does not show what was
 //!   written. The library refuses such a store.
 //!
-//! Where the store has a root record, the verdict is noted there, so that every node minds it.
+//! The verdict is noted in the store's root record, so that every node minds it. A store without
+//! one gets it if only a race showed what is wrong: nobody else would find out.
 
 mod checks;
 mod probe;
@@ -88,7 +89,7 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// How far the store's clock is ahead of this host's, in seconds. `None` if it has none.
     pub clock_offset_s: Option<f64>,
-    /// Whether the verdict was noted in the store's root record. Not if there is none yet.
+    /// Whether what was found stands in the store's root record.
     pub recorded: bool,
     /// Why some of the doctor's own objects are still there, if they are.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,12 +103,21 @@ pub struct Report {
 pub struct Doctor {
     probe: Probe,
     store: Store,
+    forget: bool,
 }
 
 impl Doctor {
     /// A doctor for this store. Nothing is sent yet.
     pub fn new(store: &Store) -> Self {
-        Self { probe: Probe::new(store), store: store.clone() }
+        Self { probe: Probe::new(store), store: store.clone(), forget: false }
+    }
+
+    /// Lets this examination replace what earlier ones noted, instead of adding to it. For a store
+    /// that was mended.
+    #[must_use]
+    pub fn forget(mut self) -> Self {
+        self.forget = true;
+        self
     }
 
     /// Tries everything: about 900 requests, on S3 a third of a cent. `done` hears
@@ -120,13 +130,20 @@ impl Doctor {
         let left_behind = self.clean_up().await.err().map(|error| error.to_string());
         let (checks, clock_offset_s) = examined?;
         let verdict = verdict_of(&checks);
-        let recorded = self.record(&checks).await?;
+        let mut warnings = self.store.backend().warnings().await;
+        let recorded = match self.record(&checks).await {
+            Ok(recorded) => recorded,
+            Err(error) => {
+                warnings.push(format!("the verdict could not be noted: {error}"));
+                false
+            }
+        };
         Ok(Report {
             store: self.store.url(),
             verdict,
             checks,
             latencies: self.probe.latencies(),
-            warnings: self.store.backend().warnings().await,
+            warnings,
             clock_offset_s,
             recorded,
             left_behind,
@@ -185,8 +202,14 @@ impl Doctor {
             limits.insert(Limit::ListOrder);
         }
         let broken = checks.iter().find(|check| check.outcome == Outcome::Fail);
-        let reason = broken.map(|check| format!("{}: {}", check.what, check.detail));
-        root::record(self.store.driver(), &limits, reason).await
+        let findings = root::Findings {
+            limits,
+            unsafe_because: broken.map(|check| format!("{}: {}", check.what, check.detail)),
+            only_by_racing: ["create-race", "swap-race", "delete-race", "list-after-write"]
+                .into_iter()
+                .any(failed),
+        };
+        root::record(self.store.driver(), &findings, self.forget).await
     }
 }
 

@@ -36,6 +36,11 @@ impl Probe {
         }
     }
 
+    /// One of many who do it at once.
+    pub fn racer(&self) -> Self {
+        Self { store: self.store.sibling(), ..self.clone() }
+    }
+
     /// A key of the doctor's own.
     pub fn key(&self, name: &str) -> Result<Key> {
         Ok(Key::new(format!("{}/{name}", self.prefix))?)
