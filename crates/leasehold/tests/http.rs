@@ -220,3 +220,34 @@ async fn keys_arrive_unchanged_below_the_prefix() {
         assert_eq!(store.get(&key).await.unwrap().unwrap().body, "x");
     }
 }
+
+/// Google's conditions: one request each, with the generation in its query.
+#[tokio::test]
+async fn googles_conditions_are_generations() {
+    const OBJECT: &str = r#"{"name":"fleet/the/key","bucket":"bucket","generation":"17","size":"1",
+        "etag":"CBE=","updated":"2026-11-15T10:00:00Z","md5Hash":"","contentType":"text/plain"}"#;
+    let server = TinyS3::start(|request| match request.method.as_str() {
+        "POST" if request.target.contains("ifGenerationMatch=4") => Spoil::Instead(412, ""),
+        "POST" | "PUT" => Spoil::Body(OBJECT),
+        _ => Spoil::Nothing,
+    });
+    let mut connect = Connect::new("gs://bucket/fleet".parse().unwrap());
+    connect.settings = settings();
+    connect.cloud =
+        CloudOptions { endpoint: Some(server.endpoint()), anonymous: true, ..Default::default() };
+    let store = connect.open().unwrap();
+    let put = async |when: When| {
+        let durability = leasehold::Durability::Volatile;
+        store.backend().put(&key(), "x".into(), &when, durability).await.unwrap()
+    };
+    let Put::Stored(version) = put(When::Absent).await else { panic!("not stored") };
+    assert_eq!(version.as_str(), "17");
+    assert!(matches!(put(When::Matches(version)).await, Put::Stored(_)));
+    assert!(matches!(put(When::Matches(leasehold::Version::new("4"))).await, Put::Refused));
+    let targets: Vec<String> = server.requests().into_iter().map(|seen| seen.target).collect();
+    assert_eq!(targets.len(), 3, "one request each: {targets:?}");
+    for (target, condition) in targets.iter().zip(["0", "17", "4"]) {
+        assert!(target.contains("fleet%2Fthe%2Fkey"), "{target}");
+        assert!(target.ends_with(&format!("ifGenerationMatch={condition}")), "{target}");
+    }
+}
