@@ -105,10 +105,11 @@ pub enum Durability {
     /// On disk before success is reported. Concurrent durable writes share their flushes.
     #[default]
     Durable,
-    /// Not waited for. After a power loss the old content or the new one is there, never a mix.
+    /// Its content is on disk before it becomes visible: after a power loss the old object or the
+    /// new one is there, whole. Half the flushes of `Durable`.
     Ordered,
-    /// Not waited for, and possibly empty after a power loss. Several times faster than `Ordered`
-    /// where an object is replaced; for what a reboot makes worthless anyway, like heartbeats.
+    /// Not flushed at all, and possibly empty after a power loss. For what a reboot makes worthless
+    /// anyway, like heartbeats.
     Volatile,
 }
 

@@ -3,15 +3,17 @@
 //! A durable write asks twice: for its data before the object becomes visible, so that a power
 //! loss never shows a half-written one, and for its folders afterwards. A thread collects what has
 //! been asked for since its last round and flushes it together: one or two requests one by one,
-//! more with a single `syncfs`, which costs about as much as one `fsync`.
+//! more with a single `syncfs`, which costs about as much as one `fsync`. It knows how many writers
+//! are under way and gives the others a moment to catch up.
 //!
 //! After a failed flush the kernel may have dropped the data and report success the next time. So
 //! that is final: nothing is reported durable by this process any more. A folder that could not
 //! even be opened is another matter, and concerns only who asked for it.
 
 use std::os::fd::OwnedFd;
-use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -47,11 +49,30 @@ enum Failure {
 pub struct Flusher {
     requests: Mutex<Option<mpsc::Sender<Request>>>,
     root: Arc<OwnedFd>,
+    writers: Arc<AtomicUsize>,
 }
+
+/// A write that is under way and will ask for flushes.
+pub struct Writer(Arc<AtomicUsize>);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// How long a round waits for writers that are under way: about what a flush takes.
+const CATCH_UP: Duration = Duration::from_micros(300);
 
 impl Flusher {
     pub fn new(root: Arc<OwnedFd>) -> Self {
-        Self { requests: Mutex::new(None), root }
+        Self { requests: Mutex::new(None), root, writers: Arc::default() }
+    }
+
+    /// Announces a write that will ask for flushes.
+    pub fn writer(&self) -> Writer {
+        self.writers.fetch_add(1, Relaxed);
+        Writer(self.writers.clone())
     }
 
     /// Returns once all of these are on disk.
@@ -79,10 +100,10 @@ impl Flusher {
             return Ok(sender.clone());
         }
         let (sender, receiver) = mpsc::channel();
-        let root = self.root.clone();
+        let (root, writers) = (self.root.clone(), self.writers.clone());
         std::thread::Builder::new()
             .name("leasehold-flush".into())
-            .spawn(move || run(&root, &receiver))
+            .spawn(move || run(&root, &receiver, &writers))
             .map_err(|error| {
                 Error::unavailable("cannot start the flushing thread").caused_by(error)
             })?;
@@ -90,12 +111,18 @@ impl Flusher {
     }
 }
 
-fn run(root: &OwnedFd, requests: &mpsc::Receiver<Request>) {
+fn run(root: &OwnedFd, requests: &mpsc::Receiver<Request>, writers: &AtomicUsize) {
     let together = flushes_together(root);
     let mut failed = None;
     while let Ok(first) = requests.recv() {
         let mut round = vec![first];
         round.extend(requests.try_iter());
+        while together && round.len() < writers.load(Relaxed) {
+            match requests.recv_timeout(CATCH_UP) {
+                Ok(request) => round.push(request),
+                Err(_) => break,
+            }
+        }
         let targets: usize = round.iter().map(|request| request.targets.len()).sum();
         let whole = (together && targets > 2 && failed.is_none()).then(|| flush_everything(root));
         if let Some(Err(error)) = whole {

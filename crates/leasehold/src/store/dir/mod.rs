@@ -184,6 +184,7 @@ impl Backend for Dir {
     ) -> Result<Put> {
         self.0.meter.request(Class::Put, body.len() as u64);
         let work = self.0.work()?;
+        let _writer = (durability != Durability::Volatile).then(|| work.flusher.writer());
         let mut temp = Temp::write(&self.0, &body).map_err(|error| error.at(key))?;
         if durability != Durability::Volatile {
             // Nothing is visible yet, so a failure here is a plain one.
