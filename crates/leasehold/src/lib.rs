@@ -1,7 +1,8 @@
 //! Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
 //!
-//! What is here so far is the ground that they stand on: [`store`], compare-and-swap objects with
-//! one meaning on a directory, in memory, and on S3, GCS and Azure.
+//! What is here so far: [`lock`]s with fencing tokens, on one [`lease`] protocol, on the ground
+//! that everything stands on: [`store`], compare-and-swap objects with one meaning on a directory,
+//! in memory, and on S3, GCS and Azure.
 //!
 //! ```
 //! use leasehold::{Key, Proof, Put, Store, When, Write};
@@ -30,6 +31,8 @@
 pub mod env;
 pub mod error;
 pub mod host;
+pub mod lease;
+pub mod lock;
 pub mod settings;
 pub mod store;
 

@@ -87,14 +87,17 @@ pub fn format_duration(span: Duration) -> String {
     format!("{millis}ms")
 }
 
-mod duration_text {
+/// Durations as text, for serde's `with`.
+pub mod duration_text {
     use super::*;
     use serde::{Deserializer, Serializer, de::Error as _};
 
+    /// Writes `30s`.
     pub fn serialize<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&format_duration(*span))
     }
 
+    /// Reads `30s`.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         let text = String::deserialize(from)?;
         parse_duration(&text).map_err(D::Error::custom)

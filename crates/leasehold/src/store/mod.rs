@@ -125,6 +125,15 @@ impl Store {
         self.driver().delete(key, Some(version)).await
     }
 
+    /// Deletes a lease in this version, remembering its token. On a store that cannot delete
+    /// conditionally nothing is deleted, and that counts as refused.
+    pub(crate) async fn retire(&self, key: &Key, version: &Version, token: u64) -> Result<Delete> {
+        if self.may_write().await?.limits.contains(&Limit::ConditionalDelete) {
+            return Ok(Delete::Refused);
+        }
+        self.0.backend.retire(key, version, token).await
+    }
+
     /// Deletes many objects in whatever state they are, in batches where the store has them. On an
     /// error some may be gone; deleting the same again is safe.
     pub async fn delete_many(&self, keys: &[Key]) -> Result<()> {

@@ -1,0 +1,356 @@
+//! One lease protocol for everything: locks, tasks, shards and elections all use it.
+//!
+//! The decisions are [`leasehold_protocol::lease`]'s; here they are carried out. [`Desk`] tries to
+//! get a lease and waits for it; a [`Tenure`] is a lease that is held, renewed in the background
+//! until it is released, dropped or lost.
+//!
+//! Requests on a bucket: a free lease is one PUT; a released one a GET and a PUT, or one PUT where
+//! this desk saw the release; a renewal is one PUT and so is a release. A desk that does not know
+//! yet whether there is a record finds out by a PUT that may be refused.
+
+mod tenure;
+mod wait;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use leasehold_protocol::format::lease::{Ask, Dialect, Lease, Place};
+use leasehold_protocol::key::Key;
+use leasehold_protocol::lease::{self, Asking, Holder, Judgement, Observer, Refused, Seen, Why};
+use leasehold_protocol::settle::Proof;
+
+use crate::env::BootTime;
+use crate::store::{Durability, Kind, Put, Store, Unknown, Write};
+use crate::{Error, ErrorKind, Result, Version, When, host};
+
+pub use tenure::Tenure;
+pub(crate) use wait::Waiting;
+
+/// How a lease is kept.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// Without a renewal for this long, it is anybody's.
+    pub ttl: Duration,
+    /// How often it is renewed: each is a PUT.
+    pub heartbeat: Duration,
+    /// How its record is written.
+    pub dialect: Dialect,
+}
+
+impl Terms {
+    /// These terms, or why they cannot work.
+    pub fn checked(self) -> Result<Self> {
+        if self.heartbeat.is_zero() || self.heartbeat * 2 > self.ttl {
+            return Err(Error::invalid(format!(
+                "a lease must be renewed at least twice within its ttl: heartbeat {} and ttl {} do \
+                 not go together",
+                crate::settings::format_duration(self.heartbeat),
+                crate::settings::format_duration(self.ttl),
+            )));
+        }
+        Ok(self)
+    }
+}
+
+/// A lease as a person or a program may want to see it.
+#[derive(Debug, Clone)]
+pub struct Info {
+    /// Its record, or why it has none that can be read.
+    pub lease: Result<Lease, String>,
+    /// Whether somebody holds it.
+    pub judgement: Judgement,
+}
+
+/// What came of an attempt.
+#[derive(Debug)]
+pub enum Attempt {
+    /// It is ours.
+    Acquired(Tenure),
+    /// Somebody else's.
+    Held(Box<HeldBy>),
+}
+
+/// Who holds a lease that we wanted.
+#[derive(Debug, Clone)]
+pub struct HeldBy {
+    /// Its name, if its record can be read.
+    pub holder: String,
+    /// Its token.
+    pub token: Option<u64>,
+    /// It cannot become stale sooner than this.
+    pub left: Duration,
+    /// Who asks for it already.
+    pub ask: Option<Ask>,
+}
+
+/// What asking a holder came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// The request stands in the record.
+    Now,
+    /// Somebody's request stood there already.
+    Before(Ask),
+    /// Nobody holds the lease.
+    NobodyHolds,
+}
+
+/// Where one lease is asked for, under one name.
+#[derive(Debug, Clone)]
+pub struct Desk(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    store: Store,
+    key: Key,
+    name: String,
+    terms: Terms,
+    memory: Mutex<Memory>,
+}
+
+/// What a desk remembers from one request to the next.
+#[derive(Debug, Default)]
+struct Memory {
+    /// A record that we know to be free: our own release.
+    free: Option<Seen>,
+    /// Whether a record was ever seen.
+    exists: bool,
+    /// The version that was seen last, and since when.
+    watched: Option<(Version, BootTime)>,
+}
+
+impl Desk {
+    /// For the lease at `key`, to be held under `name`.
+    pub fn new(store: &Store, key: Key, name: impl Into<String>, terms: Terms) -> Result<Self> {
+        let (store, name, terms) = (store.clone(), name.into(), terms.checked()?);
+        Ok(Self(Arc::new(Shared { store, key, name, terms, memory: Mutex::default() })))
+    }
+
+    /// The key.
+    pub fn key(&self) -> &Key {
+        &self.0.key
+    }
+
+    /// The name under which it is held.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// How it is kept.
+    pub fn terms(&self) -> &Terms {
+        &self.0.terms
+    }
+
+    /// Tries once. Does not wait for anybody, but does go on as long as the record keeps changing.
+    pub async fn attempt(&self) -> Result<Attempt> {
+        let (known, exists) = {
+            let mut memory = self.memory();
+            (memory.free.take(), memory.exists && !self.release_removes())
+        };
+        match known {
+            // Where a record once was there still is one: creating it would only be refused.
+            None if exists => self.attempt_again().await,
+            known => self.acquire(known, false).await,
+        }
+    }
+
+    /// The same after somebody was seen to hold it: looks first, which costs a tenth of trying.
+    pub async fn attempt_again(&self) -> Result<Attempt> {
+        let seen = self.look().await?;
+        if let Some(seen) = &seen
+            && let Judgement::Held { left } = self.judge(seen)
+        {
+            return Ok(held_by(seen, left));
+        }
+        self.acquire(seen, false).await
+    }
+
+    /// Takes the lease even from a living holder, which finds out at its next renewal.
+    pub async fn force(&self) -> Result<Attempt> {
+        self.acquire(None, true).await
+    }
+
+    async fn acquire(&self, mut known: Option<Seen>, force: bool) -> Result<Attempt> {
+        let Shared { store, key, name, terms, .. } = &*self.0;
+        // Every round but the last was lost to somebody who acquired or released in between.
+        for _ in 0..32 {
+            let sent = store.env().clock().boot();
+            let place = host::here(sent);
+            let holder = Holder { name, ttl: terms.ttl, place: place.as_ref() };
+            let now = store.now().await?;
+            let backend = store.backend();
+            let nonce = store.env().nonce();
+            let change =
+                lease::acquire(known.as_ref(), &holder, now, backend.floor(key).await?, nonce);
+            backend.reserve(change.lease.token.unwrap_or(0)).await?;
+            let fresh = change.when == When::Absent;
+            match self.write(&change.lease, change.when, nonce).await? {
+                Put::Stored(version) => {
+                    let held = tenure::Held { lease: change.lease, version, sent };
+                    let tenure = Tenure::new(self.clone(), held);
+                    // Whoever held it before may have released it between our asking for the floor
+                    // and our write; its token is known by now.
+                    if fresh {
+                        tenure.raise_above(backend.floor(key).await?).await?;
+                    }
+                    return Ok(Attempt::Acquired(tenure));
+                }
+                Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
+                    return Err(unknown.into_error());
+                }
+                Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
+            }
+            let Some(seen) = self.look().await? else {
+                known = None;
+                continue;
+            };
+            // Our own write may have landed after all, and somebody may have asked for it since.
+            if let Refused::StillOurs(lease, version) =
+                lease::after_refusal(&change.lease, Some(&seen))
+            {
+                let held = tenure::Held { lease: *lease, version, sent };
+                return Ok(Attempt::Acquired(Tenure::new(self.clone(), held)));
+            }
+            match self.judge(&seen) {
+                Judgement::Held { left } if !force => return Ok(held_by(&seen, left)),
+                Judgement::Free(why) if why != Why::Released => {
+                    tracing::info!(%key, ?why, "taking over a stale lease");
+                    known = Some(seen);
+                }
+                _ => known = Some(seen),
+            }
+        }
+        Err(Error::unavailable("others keep taking and releasing this lease").at(key))
+    }
+
+    /// What is there now.
+    pub async fn info(&self) -> Result<Option<Info>> {
+        let Some(seen) = self.look().await? else { return Ok(None) };
+        let judgement = self.judge(&seen);
+        Ok(Some(Info { lease: seen.record.map_err(|error| error.to_string()), judgement }))
+    }
+
+    /// Asks whoever holds the lease to let go of it.
+    pub async fn ask(&self) -> Result<Asked> {
+        let Shared { store, key, name, .. } = &*self.0;
+        for _ in 0..32 {
+            let Some(seen) = self.look().await? else { return Ok(Asked::NobodyHolds) };
+            if let Judgement::Free(_) = self.judge(&seen) {
+                return Ok(Asked::NobodyHolds);
+            }
+            let nonce = store.env().nonce();
+            match lease::ask(&seen, name, store.now().await?, nonce) {
+                Asking::NobodyToAsk => return Ok(Asked::NobodyHolds),
+                Asking::Pending(ask) => return Ok(Asked::Before(ask)),
+                Asking::Write(change) => {
+                    match self.write(&change.lease, change.when.clone(), nonce).await? {
+                        Put::Stored(_) => return Ok(Asked::Now),
+                        Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
+                        Put::Unknown(unknown) => return Err(unknown.into_error()),
+                    }
+                }
+            }
+        }
+        Err(Error::unavailable("the holder keeps renewing: try again").at(key))
+    }
+
+    /// Removes the record if nobody holds the lease, and says whether it did.
+    pub async fn clean(&self) -> Result<bool> {
+        let Some(seen) = self.look().await? else { return Ok(false) };
+        if let Judgement::Held { .. } = self.judge(&seen) {
+            return Ok(false);
+        }
+        let token = seen.record.as_ref().ok().and_then(|lease| lease.token).unwrap_or(0);
+        self.remove(&seen.version, token).await
+    }
+
+    /// Removes the record in this version, remembering its token.
+    async fn remove(&self, version: &Version, token: u64) -> Result<bool> {
+        use crate::store::Delete;
+        let Shared { store, key, .. } = &*self.0;
+        match store.retire(key, version, token).await? {
+            Delete::Deleted => Ok(true),
+            Delete::Refused | Delete::Contended => Ok(false),
+            Delete::Unknown(unknown) => Err(unknown.into_error()),
+        }
+    }
+
+    async fn look(&self) -> Result<Option<Seen>> {
+        let Shared { store, key, .. } = &*self.0;
+        let Some(object) = store.get(key).await? else {
+            let mut memory = self.memory();
+            (memory.watched, memory.exists) = (None, false);
+            return Ok(None);
+        };
+        let seen = Seen {
+            record: Lease::parse(&object.body),
+            version: object.meta.version,
+            modified: object.meta.modified,
+            now: object.meta.now,
+        };
+        let now = store.env().clock().boot();
+        let mut memory = self.memory();
+        memory.exists = true;
+        if memory.watched.as_ref().is_none_or(|(version, _)| *version != seen.version) {
+            memory.watched = Some((seen.version.clone(), now));
+        }
+        drop(memory);
+        Ok(Some(seen))
+    }
+
+    fn judge(&self, seen: &Seen) -> Judgement {
+        let Shared { store, terms, .. } = &*self.0;
+        let now = store.env().clock().boot();
+        let watched = match &self.memory().watched {
+            Some((version, since)) if *version == seen.version => now.since(*since),
+            _ => Duration::ZERO,
+        };
+        let here = host::here(now);
+        let there = seen.record.as_ref().ok().and_then(|lease| lease.place.as_ref());
+        let holder = match (there, &here) {
+            (Some(there), Some(here)) => host::liveness(there, here),
+            _ => None,
+        };
+        let store_is_here = store.kind() == Kind::Directory;
+        let observer =
+            Observer { ttl: terms.ttl, watched, here: here.as_ref(), store_is_here, holder };
+        lease::judge(seen, &observer)
+    }
+
+    async fn write(&self, lease: &Lease, when: When, nonce: crate::Nonce) -> Result<Put> {
+        let Shared { store, key, terms, .. } = &*self.0;
+        let body = Bytes::from(lease.to_bytes(terms.dialect));
+        let write = Write::when(when, Proof::Nonce(nonce)).durability(Durability::Volatile);
+        store.put(key, body, write).await
+    }
+
+    /// Whether a release removes the record: lock files in a directory go, as other clients expect.
+    fn release_removes(&self) -> bool {
+        self.0.store.kind() == Kind::Directory && self.0.terms.dialect == Dialect::Lock
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.0.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn place(&self, now: BootTime) -> Option<Place> {
+        host::here(now)
+    }
+
+    fn lost(&self) -> Error {
+        Error::new(ErrorKind::Lost, "the lease is no longer ours").at(&self.0.key)
+    }
+}
+
+fn held_by(seen: &Seen, left: Duration) -> Attempt {
+    let record = seen.record.as_ref().ok();
+    Attempt::Held(Box::new(HeldBy {
+        holder: record.map_or_else(
+            || "somebody whose record cannot be read".to_owned(),
+            |lease| lease.holder.clone(),
+        ),
+        token: record.and_then(|lease| lease.token),
+        left,
+        ask: record.and_then(|lease| lease.ask.clone()),
+    }))
+}

@@ -1,0 +1,278 @@
+//! A lease that is held.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use leasehold_protocol::format::lease::{Ask, Lease, Process};
+use leasehold_protocol::lease::{self, Refused, Seen};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::Desk;
+use crate::env::BootTime;
+use crate::store::{Put, Unknown};
+use crate::{Result, Version, When};
+
+/// What we know of our lease.
+#[derive(Debug, Clone)]
+pub(super) struct Held {
+    pub lease: Lease,
+    pub version: Version,
+    /// When the last successful renewal began to be sent.
+    pub sent: BootTime,
+}
+
+/// A lease that is held, and renewed until it is released, dropped or lost.
+///
+/// Dropping it releases it in the background as well as that can be done; the ttl is what others
+/// can count on.
+#[derive(Debug)]
+pub struct Tenure {
+    core: Arc<Core>,
+    /// Ends the renewals.
+    _renewals: DropGuard,
+    /// Where a dropped lease is released.
+    runtime: Handle,
+}
+
+#[derive(Debug)]
+struct Core {
+    desk: Desk,
+    /// Held while a renewal or the release is under way: they must not cross.
+    writing: tokio::sync::Mutex<()>,
+    held: Mutex<Held>,
+    lost: CancellationToken,
+    /// Set once it is released: nothing is written after that.
+    released: AtomicBool,
+    asked: watch::Sender<Option<Ask>>,
+}
+
+impl Tenure {
+    pub(super) fn new(desk: Desk, held: Held) -> Self {
+        let asked = watch::Sender::new(held.lease.ask.clone());
+        let core = Arc::new(Core {
+            desk,
+            writing: tokio::sync::Mutex::new(()),
+            held: Mutex::new(held),
+            lost: CancellationToken::new(),
+            released: AtomicBool::new(false),
+            asked,
+        });
+        let renewals = CancellationToken::new();
+        let (task, ended) = (core.clone(), renewals.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = ended.cancelled() => {}
+                () = task.keep() => {}
+            }
+        });
+        Self { core, _renewals: renewals.drop_guard(), runtime: Handle::current() }
+    }
+
+    /// The fence: higher than that of every earlier holder. Hand it to whatever you write to, and
+    /// let that refuse lower ones.
+    pub fn token(&self) -> u64 {
+        self.core.held().lease.token.unwrap_or(0)
+    }
+
+    /// Cancelled when the lease is lost: stop then.
+    pub fn lost(&self) -> CancellationToken {
+        self.core.lost.clone()
+    }
+
+    /// Whether the lease can still be trusted at this moment. To be asked before each guarded
+    /// action: a process that was stopped, or a machine that slept, learns it here first.
+    pub fn check(&self) -> Result<()> {
+        match self.core.is_trusted() {
+            true => Ok(()),
+            false => {
+                self.core.lost.cancel();
+                Err(self.core.desk.lost())
+            }
+        }
+    }
+
+    /// Completes when somebody asks for the lease.
+    pub async fn asked(&self) -> Ask {
+        let mut asked = self.core.asked.subscribe();
+        match asked.wait_for(Option::is_some).await.map(|ask| ask.clone()) {
+            Ok(Some(ask)) => ask,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// The record as it was last written or read.
+    pub fn lease(&self) -> Lease {
+        self.core.held().lease.clone()
+    }
+
+    /// Notes which process works under the lease, at once: whoever looks must not take it over
+    /// while that lives.
+    pub async fn set_child(&self, child: Option<Process>) -> Result<()> {
+        self.core
+            .rewrite(|lease| {
+                if let Some(place) = &mut lease.place {
+                    place.child.clone_from(&child);
+                }
+            })
+            .await
+    }
+
+    /// Lets go. An error with kind `Lost` says that it was not ours any more.
+    pub async fn release(self) -> Result<()> {
+        self.core.release().await
+    }
+
+    /// Gives the lease a token above this one, should its own not be.
+    pub(super) async fn raise_above(&self, floor: u64) -> Result<()> {
+        if self.token() > floor {
+            return Ok(());
+        }
+        self.core.desk.0.store.backend().reserve(floor + 1).await?;
+        self.core.rewrite(|lease| lease.token = Some(floor + 1)).await
+    }
+}
+
+impl Drop for Tenure {
+    fn drop(&mut self) {
+        if self.core.released.load(SeqCst) || self.core.lost.is_cancelled() {
+            return;
+        }
+        let core = self.core.clone();
+        self.runtime.spawn(async move {
+            if let Err(error) = core.release().await {
+                tracing::debug!(%error, "a dropped lease could not be released");
+            }
+        });
+    }
+}
+
+impl Core {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_trusted(&self) -> bool {
+        if self.lost.is_cancelled() || self.released.load(SeqCst) {
+            return false;
+        }
+        let ttl = self.desk.0.terms.ttl;
+        let until = self.held().sent.plus(ttl.saturating_sub(lease::margin(ttl)));
+        self.desk.0.store.env().clock().boot() < until
+    }
+
+    /// Renews until the lease is lost.
+    async fn keep(&self) {
+        let clock = self.desk.0.store.env().clock();
+        let heartbeat = self.desk.0.terms.heartbeat;
+        let mut pause = heartbeat;
+        loop {
+            clock.sleep(pause).await;
+            pause = heartbeat;
+            if self.released.load(SeqCst) {
+                return;
+            }
+            if !self.is_trusted() {
+                break;
+            }
+            if let Err(error) = self.renew().await {
+                if self.lost.is_cancelled() {
+                    return;
+                }
+                tracing::warn!(key = %self.desk.0.key, %error, "the lease could not be renewed");
+                // The ttl goes on running: sooner than the next heartbeat.
+                pause = heartbeat / 4;
+            }
+        }
+        tracing::warn!(key = %self.desk.0.key, "the lease was not renewed in time");
+        self.lost.cancel();
+    }
+
+    /// One renewal. `Lost` if it is not ours any more.
+    async fn renew(&self) -> Result<()> {
+        self.rewrite(|_| {}).await
+    }
+
+    /// A renewal that changes something in the record.
+    async fn rewrite(&self, change: impl Fn(&mut Lease)) -> Result<()> {
+        let _writing = self.writing.lock().await;
+        let store = &self.desk.0.store;
+        while !self.released.load(SeqCst) {
+            let sent = store.env().clock().boot();
+            let Held { lease: held, version, .. } = self.held().clone();
+            let nonce = store.env().nonce();
+            let boot_time = self.desk.place(sent).map(|place| place.boot_time);
+            let mut renewed = lease::renew(&held, store.now().await?, boot_time, nonce);
+            change(&mut renewed);
+            match self.desk.write(&renewed, When::Matches(version), nonce).await? {
+                Put::Stored(version) => {
+                    *self.held() = Held { lease: renewed, version, sent };
+                    break;
+                }
+                Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
+                    return Err(unknown.into_error());
+                }
+                Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {
+                    self.read_again(&held).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After a refusal: somebody changed the record. Still ours, or lost?
+    async fn read_again(&self, held: &Lease) -> Result<()> {
+        let there: Option<Seen> = self.desk.look().await?;
+        match lease::after_refusal(held, there.as_ref()) {
+            Refused::StillOurs(lease, version) => {
+                if lease.ask.is_some() {
+                    self.asked.send_replace(lease.ask.clone());
+                }
+                let mut ours = self.held();
+                ours.lease = *lease;
+                ours.version = version;
+                Ok(())
+            }
+            Refused::Lost => {
+                self.lost.cancel();
+                Err(self.desk.lost())
+            }
+        }
+    }
+
+    async fn release(&self) -> Result<()> {
+        let _writing = self.writing.lock().await;
+        let store = &self.desk.0.store;
+        loop {
+            if self.lost.is_cancelled() {
+                return Err(self.desk.lost());
+            }
+            let Held { lease: held, version, .. } = self.held().clone();
+            if self.desk.release_removes() {
+                if self.desk.remove(&version, held.token.unwrap_or(0)).await? {
+                    self.released.store(true, SeqCst);
+                    return Ok(());
+                }
+            } else {
+                let nonce = store.env().nonce();
+                let now = store.now().await?;
+                let released = lease::release(&held, now, nonce);
+                match self.desk.write(&released, When::Matches(version), nonce).await? {
+                    Put::Stored(version) => {
+                        // The next acquisition at this desk needs not read it.
+                        let seen = Seen { record: Ok(released), version, modified: now, now };
+                        self.desk.memory().free = Some(seen);
+                        self.released.store(true, SeqCst);
+                        return Ok(());
+                    }
+                    Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
+                        return Err(unknown.into_error());
+                    }
+                    Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
+                }
+            }
+            self.read_again(&held).await?;
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! Locks, on a directory, in memory and on a real S3 server.
+
+#![allow(clippy::unwrap_used)] // in a test, a failure is a panic
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use leasehold::env::Env;
+use leasehold::lease::Asked;
+use leasehold::lock::{Election, Lock, LockSettings, Semaphore, blocking};
+use leasehold::store::cloud::CloudOptions;
+use leasehold::store::memory::Memory;
+use leasehold::store::{Connect, Kind, Store, StoreUrl};
+use leasehold::{ErrorKind, Key, Write};
+use leasehold_testkit::conformance::over;
+use leasehold_testkit::faulty::{Fault, Faulty};
+use leasehold_testkit::servers::Server;
+
+fn directory() -> (Store, tempfile::TempDir) {
+    let root = tempfile::tempdir().unwrap();
+    let url = StoreUrl::Directory(root.path().join("store"));
+    (Connect::new(url).open().unwrap(), root)
+}
+
+/// Another process' view of the same directory.
+fn again(root: &tempfile::TempDir) -> Store {
+    Connect::new(StoreUrl::Directory(root.path().join("store"))).open().unwrap()
+}
+
+fn bucket(prefix: &str) -> Store {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    let server = SERVER.get_or_init(Server::seaweedfs);
+    let mut connect = Connect::new(format!("s3://{}/{prefix}", server.bucket()).parse().unwrap());
+    connect.cloud = CloudOptions {
+        endpoint: Some(server.endpoint()),
+        access_key: Some(server.access_key().to_owned()),
+        secret_key: Some(server.secret_key().to_owned()),
+        ..CloudOptions::default()
+    };
+    connect.open().unwrap()
+}
+
+fn quick() -> LockSettings {
+    LockSettings {
+        timeout: Duration::from_millis(200),
+        heartbeat: Duration::from_millis(50),
+        ttl: Duration::from_millis(300),
+        ..LockSettings::of(Kind::Directory)
+    }
+}
+
+fn lock(store: &Store, holder: &str) -> Lock {
+    Lock::named(store, "the lock", holder, LockSettings::of(store.kind())).unwrap()
+}
+
+#[tokio::test]
+async fn one_holds_and_the_other_is_told_who() {
+    let (dir, _root) = directory();
+    for store in [Store::memory(), dir, bucket("told")] {
+        let (a, b) = (lock(&store, "a"), lock(&store, "b"));
+        let guard = a.acquire().await.unwrap();
+        let held = b.try_acquire().await.unwrap().unwrap_err();
+        assert_eq!((held.holder.as_str(), held.token), ("a", Some(guard.token())));
+        let error = b.acquire_timeout(Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("still held by a"), "{error}");
+        guard.check().unwrap();
+        let first = guard.token();
+        guard.release().await.unwrap();
+        let guard = b.acquire().await.unwrap();
+        assert!(guard.token() > first);
+        guard.release().await.unwrap();
+    }
+}
+
+/// Exact, on a bucket: a free lock is one PUT, a released one a GET and a PUT, or one PUT where
+/// this process saw the release; a release is one PUT.
+#[tokio::test]
+async fn requests_are_counted() {
+    for store in [over(Arc::new(Faulty::writes(memory(), []))), bucket("counted")] {
+        store.init().await.unwrap();
+        let (a, b) = (lock(&store, "a"), lock(&store, "b"));
+        let before = store.usage();
+        let guard = a.acquire().await.unwrap();
+        let used = store.usage().since(&before);
+        assert_eq!((used.put, used.requests()), (1, 1), "a free lock: {used:?}");
+
+        let before = store.usage();
+        guard.release().await.unwrap();
+        let used = store.usage().since(&before);
+        assert_eq!((used.put, used.requests()), (1, 1), "a release: {used:?}");
+
+        let before = store.usage();
+        let guard = a.acquire().await.unwrap();
+        let used = store.usage().since(&before);
+        assert_eq!((used.put, used.requests()), (1, 1), "where we saw the release: {used:?}");
+        guard.release().await.unwrap();
+
+        let guard = a.acquire().await.unwrap();
+        assert!(b.try_acquire().await.unwrap().is_err());
+        guard.release().await.unwrap();
+        let before = store.usage();
+        let guard = b.acquire().await.unwrap();
+        let used = store.usage().since(&before);
+        assert_eq!((used.put, used.get, used.requests()), (1, 1, 2), "a released one: {used:?}");
+        guard.release().await.unwrap();
+    }
+}
+
+fn memory() -> Arc<Memory> {
+    Arc::new(Memory::new(Env::system()))
+}
+
+#[tokio::test]
+async fn with_releases_whatever_happens() {
+    let (store, _root) = directory();
+    let a = lock(&store, "a");
+    assert_eq!(a.with(async |guard| guard.token() > 0).await.unwrap(), true);
+    let failed: Result<(), &str> = a.with(async |_| Err("inside")).await.unwrap();
+    assert_eq!(failed, Err("inside"));
+    let task = {
+        let a = a.clone();
+        tokio::spawn(async move {
+            let guard = a.acquire().await.unwrap();
+            assert!(guard.token() == 0, "this panics");
+        })
+    };
+    assert!(task.await.unwrap_err().is_panic());
+    let guard = lock(&store, "b").acquire_timeout(Duration::from_secs(1)).await.unwrap();
+    // Dropping releases too.
+    drop(guard);
+    let guard = a.acquire_timeout(Duration::from_secs(1)).await.unwrap();
+    guard.release().await.unwrap();
+    assert!(!store_has(&store, "locks/the lock.lock").await);
+}
+
+async fn store_has(store: &Store, key: &str) -> bool {
+    store.head(&Key::new(key).unwrap()).await.unwrap().is_some()
+}
+
+#[tokio::test]
+async fn heartbeats_keep_it_and_stop_with_it() {
+    let (dir, _root) = directory();
+    for store in [Store::memory(), dir] {
+        let a = Lock::named(&store, "x", "a", quick()).unwrap();
+        let b = Lock::named(&store, "x", "b", quick()).unwrap();
+        let guard = a.acquire().await.unwrap();
+        let first = guard.lease().heartbeat_at;
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        guard.check().unwrap();
+        assert!(guard.lease().heartbeat_at > first, "renewed twice over its ttl");
+        assert!(b.try_acquire().await.unwrap().is_err());
+        guard.release().await.unwrap();
+        let before = store.usage();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(store.usage(), before, "renewed after its release");
+    }
+}
+
+/// The token rises across release, restart and clock steps, also where the record is deleted.
+#[tokio::test]
+async fn tokens_rise_across_everything() {
+    let (store, root) = directory();
+    let mut last = 0;
+    for round in 0..20 {
+        let store = if round % 5 == 4 { again(&root) } else { store.clone() };
+        let guard = lock(&store, "a").acquire().await.unwrap();
+        assert!(guard.token() > last, "round {round}: {} after {last}", guard.token());
+        last = guard.token();
+        guard.release().await.unwrap();
+    }
+    // Another boot: what was given out is below what comes, whatever the clock says.
+    let fence = root.path().join("store/.lh/fence");
+    let text = std::fs::read_to_string(&fence).unwrap();
+    let mut record: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mark = record["mark"].as_u64().unwrap();
+    assert!(mark >= last, "a power loss now would repeat tokens");
+    record["boot_id"] = "an earlier boot".into();
+    record["mark"] = (mark + 10_000_000_000_000).into();
+    std::fs::write(&fence, record.to_string()).unwrap();
+    let guard = lock(&again(&root), "a").acquire().await.unwrap();
+    assert!(guard.token() > mark + 10_000_000_000_000);
+    guard.release().await.unwrap();
+}
+
+/// A stale lock is taken over: by its ttl where nothing is known of its holder, and never early.
+#[tokio::test]
+async fn stale_locks_are_taken_over_by_ttl() {
+    let (store, _root) = directory();
+    store.init().await.unwrap();
+    let key = Key::new("state.yaml.lock").unwrap();
+    // A lock of another client: only the seed's three fields, and long out of date.
+    let foreign = r#"{"holderId":"worker-001","acquiredAt":"2024-02-15T10:30:00.000Z",
+                      "lastHeartbeat":"2024-02-15T10:30:05.000Z"}"#;
+    for body in [foreign, "", "{"] {
+        store.put(&key, body.into(), Write::any()).await.map(drop).unwrap();
+        let lock = Lock::beside(&store, &Key::new("state.yaml").unwrap(), "b", quick()).unwrap();
+        assert!(lock.try_acquire().await.unwrap().is_err(), "{body}: respected at first");
+        let guard = lock.acquire_timeout(Duration::from_secs(2)).await.unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+/// FIELD.md rows 1 and 2: many who want one stale lease, one winner.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_many_thieves_one_wins() {
+    let (dir, root) = directory();
+    for (store, rounds) in [(Store::memory(), 200), (dir, 200)] {
+        for round in 0..rounds {
+            let name = format!("stale-{round}");
+            let key = leasehold::lock::key_of(&name).unwrap();
+            let stale = r#"{"holderId":"dead","state":"released","token":7}"#;
+            store.put(&key, stale.into(), Write::any()).await.map(drop).unwrap();
+            let thieves = (0..16).map(|n| {
+                let store = match store.kind() {
+                    Kind::Directory if n % 4 == 0 => again(&root),
+                    _ => store.clone(),
+                };
+                let settings = LockSettings::of(Kind::Directory);
+                let lock = Lock::named(&store, &name, format!("thief {n}"), settings).unwrap();
+                tokio::spawn(async move { lock.try_acquire().await.unwrap().ok() })
+            });
+            let guards: Vec<_> = futures::future::join_all(thieves).await;
+            let guards: Vec<_> = guards.into_iter().filter_map(|guard| guard.unwrap()).collect();
+            assert_eq!(guards.len(), 1, "round {round}");
+            assert!(guards[0].token() > 7);
+        }
+    }
+}
+
+/// FIELD.md row 3: the answer was lost, and the holder knows that it holds.
+#[tokio::test]
+async fn a_lost_answer_is_not_a_lost_lock() {
+    for fault in [Fault::LostAnswer, Fault::Delayed, Fault::LostRequest, Fault::Contended] {
+        let memory = memory();
+        over(memory.clone()).init().await.unwrap();
+        let store = over(Arc::new(Faulty::writes(memory.clone(), [fault])));
+        store.limits().await.unwrap();
+        let guard = lock(&store, "a").acquire().await.unwrap();
+        guard.check().unwrap();
+        let there = lock(&over(memory), "b").try_acquire().await.unwrap().unwrap_err();
+        assert_eq!((there.holder.as_str(), there.token), ("a", Some(guard.token())), "{fault:?}");
+        guard.release().await.unwrap();
+    }
+}
+
+/// FIELD.md row 5: who slept past its ttl has lost, learns it, and takes nothing back.
+#[tokio::test]
+async fn who_slept_too_long_has_lost() {
+    let (dir, _root) = directory();
+    for store in [Store::memory(), dir] {
+        let a = Lock::named(&store, "x", "a", quick()).unwrap();
+        let guard = a.acquire().await.unwrap();
+        // Somebody takes it by force: to the holder that looks like having slept.
+        let b = Lock::named(&store, "x", "b", quick()).unwrap();
+        let thief = b.force().await.unwrap();
+        assert!(thief.token() > guard.token());
+        tokio::time::timeout(Duration::from_secs(2), guard.lost().cancelled()).await.unwrap();
+        assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+        thief.check().unwrap();
+        let info = b.info().await.unwrap().unwrap();
+        assert_eq!(info.lease.unwrap().holder, "b");
+        thief.release().await.unwrap();
+    }
+}
+
+/// FIELD.md row 25: asked, seen, still held; asking twice changes nothing; released when it likes.
+#[tokio::test]
+async fn a_holder_is_asked_and_decides() {
+    let (dir, _root) = directory();
+    for store in [Store::memory(), dir] {
+        let a = Lock::named(&store, "x", "a", quick()).unwrap();
+        let b = Lock::named(&store, "x", "b", quick()).unwrap();
+        assert_eq!(b.ask().await.unwrap(), Asked::NobodyHolds);
+        let guard = a.acquire().await.unwrap();
+        assert_eq!(b.ask().await.unwrap(), Asked::Now);
+        assert!(matches!(b.ask().await.unwrap(), Asked::Before(ask) if ask.by == "b"));
+        let asked = tokio::time::timeout(Duration::from_secs(1), guard.asked()).await.unwrap();
+        assert_eq!(asked.by, "b");
+        guard.check().unwrap();
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        guard.check().unwrap();
+        assert!(b.try_acquire().await.unwrap().is_err(), "it is kept");
+        guard.release().await.unwrap();
+        b.acquire().await.unwrap().release().await.unwrap();
+    }
+}
+
+/// Where nothing can be deleted conditionally, locks work all the same.
+#[tokio::test]
+async fn locks_do_not_need_conditional_delete() {
+    use leasehold_testkit::faulty::Broken;
+    let store = over(Arc::new(Faulty::broken(memory(), Broken::IgnoresDeleteMatch)));
+    assert_eq!(store.limits().await.unwrap().len(), 1);
+    for _ in 0..3 {
+        let guard = lock(&store, "a").acquire().await.unwrap();
+        assert!(lock(&store, "b").try_acquire().await.unwrap().is_err());
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_more_holders_than_slots() {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    let (store, _root) = directory();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let most = Arc::new(AtomicUsize::new(0));
+    let workers = (0..12).map(|n| {
+        let (store, inside, most) = (store.clone(), inside.clone(), most.clone());
+        tokio::spawn(async move {
+            let settings = LockSettings {
+                timeout: Duration::from_secs(20),
+                ..LockSettings::of(Kind::Directory)
+            };
+            let slots = Semaphore::named(&store, "pool", 3, format!("w{n}"), settings).unwrap();
+            for _ in 0..5 {
+                let guard = slots.acquire().await.unwrap();
+                most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                inside.fetch_sub(1, SeqCst);
+                guard.release().await.unwrap();
+            }
+        })
+    });
+    for worker in futures::future::join_all(workers).await {
+        worker.unwrap();
+    }
+    assert_eq!(most.load(SeqCst), 3);
+    assert!(Semaphore::named(&store, "pool", 0, "w", quick()).is_err());
+}
+
+#[tokio::test]
+async fn a_leader_is_known_and_replaced() {
+    let (store, _root) = directory();
+    let election = |name: &str| Election::named(&store, "boss", name, quick()).unwrap();
+    let (a, b) = (election("a"), election("b"));
+    assert_eq!(a.leader().await.unwrap(), None);
+    let leading = a.campaign().await.unwrap();
+    assert_eq!(b.leader().await.unwrap().as_deref(), Some("a"));
+    let next = tokio::spawn({
+        let b = b.clone();
+        async move { b.campaign().await.unwrap() }
+    });
+    let changed = tokio::spawn({
+        let b = b.clone();
+        async move { b.changed(Some("a"), Duration::from_millis(1)).await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    leading.release().await.unwrap();
+    let leading = next.await.unwrap();
+    assert_ne!(changed.await.unwrap().as_deref(), Some("a"));
+    assert_eq!(a.leader().await.unwrap().as_deref(), Some("b"));
+    leading.release().await.unwrap();
+}
+
+#[test]
+fn locks_without_async() {
+    let (store, _root) = directory();
+    let of = |holder: &str| {
+        blocking::Lock::new(Lock::named(&store, "x", holder, quick()).unwrap()).unwrap()
+    };
+    let (a, b) = (of("a"), of("b"));
+    let guard = a.acquire().unwrap();
+    assert!(b.try_acquire().unwrap().is_err());
+    // Renewed while this thread does something else.
+    std::thread::sleep(Duration::from_millis(500));
+    guard.check().unwrap();
+    drop(guard);
+    assert_eq!(b.with(|guard| guard.check().is_ok()).unwrap(), true);
+    a.acquire().unwrap().release().unwrap();
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_with_a_reason() {
+    let store = Store::memory();
+    let try_with = |settings: LockSettings| Lock::named(&store, "x", "a", settings).map(drop);
+    let fine = LockSettings::of(Kind::Directory);
+    assert!(try_with(fine.clone()).is_ok());
+    let error = try_with(LockSettings { heartbeat: fine.ttl, ..fine.clone() }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("heartbeat 3s and ttl 3s do not go together"), "{error}");
+    assert!(try_with(LockSettings { attempts: 0, ..fine.clone() }).is_err());
+    assert!(try_with(LockSettings { heartbeat: Duration::ZERO, ..fine }).is_err());
+}
+
+#[allow(dead_code)]
+fn is_send<T: Send>(_: T) {}
+
+/// Everything can be used from spawned tasks.
+#[allow(dead_code)]
+fn futures_are_send(lock: &'static Lock) {
+    is_send(lock.acquire());
+    is_send(lock.try_acquire());
+    is_send(lock.ask());
+    is_send(async { matches!(lock.info().await, Ok(Some(_))) });
+}
