@@ -1,7 +1,7 @@
 //! Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
 //!
-//! What is here so far: [`lock`]s with fencing tokens, on one [`lease`] protocol, on the ground
-//! that everything stands on: [`store`], compare-and-swap objects with one meaning on a directory,
+//! What is here so far: [`lock`]s with fencing tokens and a [`scratchpad`] of shared files, on one
+//! [`lease`] protocol, on the ground that everything stands on: [`store`], compare-and-swap objects with one meaning on a directory,
 //! in memory, and on S3, GCS and Azure.
 //!
 //! ```
@@ -33,6 +33,7 @@ pub mod error;
 pub mod host;
 pub mod lease;
 pub mod lock;
+pub mod scratchpad;
 pub mod settings;
 pub mod store;
 

@@ -56,13 +56,30 @@ struct Inner {
     env: Env,
     settings: StoreSettings,
     root: tokio::sync::OnceCell<root::Known>,
+    /// Whether the root record is made if it is not there.
+    makes_root: bool,
 }
 
 impl Store {
     /// A store on this backend.
     pub fn new(backend: Arc<dyn Backend>, env: Env, settings: StoreSettings) -> Result<Self> {
         let settings = settings.checked()?;
-        Ok(Self(Arc::new(Inner { backend, env, settings, root: tokio::sync::OnceCell::new() })))
+        let root = tokio::sync::OnceCell::new();
+        Ok(Self(Arc::new(Inner { backend, env, settings, root, makes_root: true })))
+    }
+
+    /// The same store, but no root record is put into it: for a folder of somebody else's, in which
+    /// only single files are ours. One that is there is minded.
+    #[must_use]
+    pub fn without_root_record(&self) -> Self {
+        let Inner { backend, env, settings, .. } = &*self.0;
+        Self(Arc::new(Inner {
+            backend: backend.clone(),
+            env: env.clone(),
+            settings: settings.clone(),
+            root: tokio::sync::OnceCell::new(),
+            makes_root: false,
+        }))
     }
 
     /// An empty store in memory.
@@ -74,6 +91,7 @@ impl Store {
             env,
             settings: StoreSettings::default(),
             root: tokio::sync::OnceCell::new(),
+            makes_root: true,
         }))
     }
 
@@ -223,6 +241,7 @@ impl Store {
                 env: self.0.env.clone(),
                 settings: self.0.settings.clone(),
                 root: tokio::sync::OnceCell::new(),
+                makes_root: self.0.makes_root,
             })),
             None => self.clone(),
         }
@@ -233,7 +252,8 @@ impl Store {
     }
 
     async fn may_write(&self) -> Result<&root::Known> {
-        let known = self.0.root.get_or_try_init(|| root::know(self.driver())).await?;
+        let known =
+            self.0.root.get_or_try_init(|| root::know(self.driver(), self.0.makes_root)).await?;
         known.writable()?;
         Ok(known)
     }

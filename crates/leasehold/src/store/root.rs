@@ -40,11 +40,14 @@ impl Known {
 
 /// Reads the root record, or makes the store: one GET, and for a new bucket about eight requests
 /// more, once in its life.
-pub(super) async fn know(driver: Driver<'_>) -> Result<Known> {
+pub(super) async fn know(driver: Driver<'_>, make: bool) -> Result<Known> {
     let key = key();
     for _ in 0..4 {
         if let Some(root) = read(driver, &key).await? {
             return Ok(Known::of(root));
+        }
+        if !make {
+            return Ok(Known { limits: BTreeSet::new(), refusal: None });
         }
         // What we wrote ourselves is known to be right; a stranger's server is tried out first.
         let limits = match driver.backend.kind().is_bucket() {
