@@ -1,6 +1,8 @@
 //! What can be asked.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
@@ -90,6 +92,14 @@ pub enum Command {
         #[arg(long)]
         forget: bool,
     },
+    /// Run commands under locks, and look after locks
+    #[command(subcommand)]
+    Lock(LockCommand),
+    /// Run a command while leading, one process among many
+    Elect(Elect),
+    /// Read and change shared files safely
+    #[command(subcommand)]
+    Pad(PadCommand),
     /// Make the store now instead of at the first write
     Init,
     /// List keys
@@ -137,6 +147,144 @@ pub struct DemoWorker {
     pub id: u32,
     pub objects: u32,
     pub swaps: u32,
+}
+
+/// Which lock.
+#[derive(Debug, ClapArgs)]
+pub struct LockName {
+    /// The lock's name
+    #[arg(required_unless_present = "file")]
+    pub name: Option<String>,
+
+    /// The lock of this file, FILE.lock beside it, instead of a named one
+    #[arg(long, value_name = "FILE", conflicts_with = "name")]
+    pub file: Option<PathBuf>,
+}
+
+/// How a lock is acquired and kept. What is not given comes from leasehold.toml, else from what
+/// suits the store.
+#[derive(Debug, ClapArgs)]
+pub struct LockTerms {
+    /// How long to wait for it, like 30s
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub wait: Option<Duration>,
+
+    /// After how long without a heartbeat it is anybody's
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub ttl: Option<Duration>,
+
+    /// How often it is renewed
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub heartbeat: Option<Duration>,
+
+    /// The name under which it is held [default: host:pid]
+    #[arg(long, value_name = "NAME")]
+    pub holder: Option<String>,
+}
+
+/// What to run, and how to stop it.
+#[derive(Debug, ClapArgs)]
+pub struct Program {
+    /// When it must stop: how long after TERM to send KILL
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    pub grace: Duration,
+
+    /// When somebody asks for the lock: stop the command and let go, instead of carrying on
+    #[arg(long)]
+    pub yield_on_ask: bool,
+
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    leasehold::settings::parse_duration(text).map_err(|error| error.to_string())
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LockCommand {
+    /// Run a command while holding a lock
+    ///
+    /// Its token is in LEASEHOLD_TOKEN. If the lock is lost, the command is stopped. Exits with the
+    /// command's own code; 75: the lock could not be had; 76: it was lost.
+    Run {
+        #[command(flatten)]
+        lock: LockName,
+        #[command(flatten)]
+        terms: LockTerms,
+        /// How many may hold it at a time; all must name the same number
+        #[arg(long, value_name = "N", conflicts_with = "file")]
+        slots: Option<u32>,
+        #[command(flatten)]
+        run: Program,
+    },
+    /// List locks
+    Ls,
+    /// Show who holds a lock
+    Show {
+        #[command(flatten)]
+        lock: LockName,
+    },
+    /// Ask the holder of a lock to let go
+    Ask {
+        #[command(flatten)]
+        lock: LockName,
+    },
+    /// Remove a lock that nobody holds any more
+    Release {
+        #[command(flatten)]
+        lock: LockName,
+        /// Also from a holder that is alive: it finds out at its next heartbeat
+        #[arg(long)]
+        force: bool,
+    },
+    /// Remove all locks that nobody holds any more
+    Clean,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct Elect {
+    /// The election's name
+    pub name: String,
+    #[command(flatten)]
+    pub terms: LockTerms,
+    #[command(flatten)]
+    pub run: Program,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PadCommand {
+    /// Print a file
+    Read {
+        /// Its path
+        path: String,
+    },
+    /// Write a file from standard input, under its lock
+    Write {
+        /// Its path
+        path: String,
+        /// Write this text instead
+        #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+        text: Option<String>,
+    },
+    /// Change a file by a command that reads it on standard input and writes it on standard output,
+    /// under its lock
+    Update {
+        /// Its path
+        path: String,
+        #[command(flatten)]
+        terms: LockTerms,
+        /// The command and its arguments
+        #[arg(last = true, required = true, value_name = "CMD")]
+        command: Vec<OsString>,
+    },
+    /// List files
+    Ls {
+        /// What their paths begin with
+        #[arg(default_value = "")]
+        prefix: String,
+    },
 }
 
 #[derive(Debug, ClapArgs)]
@@ -197,4 +345,14 @@ pub struct Rm {
     /// Everything whose key begins with this
     #[arg(long, value_name = "PREFIX", conflicts_with = "keys")]
     pub prefix: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_definitions_are_consistent() {
+        super::Args::command().debug_assert();
+    }
 }

@@ -1,14 +1,16 @@
 //! Where the store is: flag, then environment, then file, then default.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
+use leasehold::lock::LockSettings;
 use leasehold::store::cloud::CloudOptions;
 use leasehold::store::{Connect, Kind, StoreUrl};
 use leasehold::{Error, ErrorKind, StoreSettings};
 use serde::Deserialize;
 
-use crate::args::Args;
+use crate::args::{Args, LockTerms};
 
 const FILE: &str = "leasehold.toml";
 const DEFAULT_STORE: &str = "./.leasehold";
@@ -25,12 +27,55 @@ struct Config {
     cloud: CloudOptions,
     /// Use a directory on a network file system.
     force_network_fs: bool,
+    /// How locks are acquired and kept.
+    lock: LockConfig,
+}
+
+/// `[lock]` in `leasehold.toml`. What is not given is what suits the store.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct LockConfig {
+    timeout: Option<String>,
+    heartbeat: Option<String>,
+    ttl: Option<String>,
+    attempts: Option<u32>,
+    retry_delay: Option<String>,
+}
+
+/// How the lock that was asked for is acquired and kept.
+pub fn lock_settings(args: &Args, terms: &LockTerms, kind: Kind) -> anyhow::Result<LockSettings> {
+    let (config, _) = read_config(config_file(args).as_deref())?;
+    let file = config.lock;
+    let usual = LockSettings::of(kind);
+    let pick = |flag: Option<Duration>, file: &Option<String>, usual: Duration| match (flag, file) {
+        (Some(flag), _) => Ok(flag),
+        (None, Some(text)) => leasehold::settings::parse_duration(text),
+        (None, None) => Ok(usual),
+    };
+    Ok(LockSettings {
+        timeout: pick(terms.wait, &file.timeout, usual.timeout)?,
+        heartbeat: match (terms.heartbeat, &file.heartbeat, terms.ttl) {
+            // A ttl of one's own gets a heartbeat that suits it.
+            (None, None, Some(ttl)) => ttl / 3,
+            (flag, text, _) => pick(flag, text, usual.heartbeat)?,
+        },
+        ttl: pick(terms.ttl, &file.ttl, usual.ttl)?,
+        // With a time to wait, that is what counts.
+        attempts: match terms.wait {
+            Some(_) => u32::MAX,
+            None => file.attempts.unwrap_or(usual.attempts),
+        },
+        retry_delay: pick(None, &file.retry_delay, usual.retry_delay)?,
+    })
+}
+
+fn config_file(args: &Args) -> Option<PathBuf> {
+    args.store.config.clone().or_else(|| variable("LEASEHOLD_CONFIG").map(Into::into))
 }
 
 /// Everything that it takes to open the store that was asked for.
 pub fn connect(args: &Args) -> anyhow::Result<Connect> {
-    let file = args.store.config.clone().or_else(|| variable("LEASEHOLD_CONFIG").map(Into::into));
-    let (config, folder) = read_config(file.as_deref())?;
+    let (config, folder) = read_config(config_file(args).as_deref())?;
     let store = args.store.store.clone().or_else(|| variable("LEASEHOLD_STORE"));
     let url = match (store, &config.store) {
         (Some(url), _) => url.parse()?,

@@ -18,6 +18,34 @@ pub enum Exit {
     NotFound = 4,
     /// The store did not answer: try again.
     Unavailable = 5,
+    /// A lock could not be had in time.
+    NotAcquired = 75,
+    /// A lock was lost, and what ran under it was stopped.
+    Lost = 76,
+}
+
+/// What a command ends with: a code of ours, or that of a program that we ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// Ours.
+    Ours(Exit),
+    /// The program's.
+    Program(u8),
+}
+
+impl From<Exit> for Ending {
+    fn from(exit: Exit) -> Self {
+        Self::Ours(exit)
+    }
+}
+
+impl From<Ending> for std::process::ExitCode {
+    fn from(ending: Ending) -> Self {
+        match ending {
+            Ending::Ours(exit) => Self::from(exit as u8),
+            Ending::Program(code) => Self::from(code),
+        }
+    }
 }
 
 /// For `--help`.
@@ -28,7 +56,8 @@ Exit codes:
   2  wrong arguments or configuration (doctor: unsafe)
   3  refused: a condition did not hold, nothing was changed
   4  not found
-  5  the store did not answer, or the outcome is unknown: try again";
+  5  the store did not answer, or the outcome is unknown: try again
+  75, 76  a lock could not be had in time; was lost";
 
 impl Exit {
     /// The code for an error.
@@ -36,6 +65,7 @@ impl Exit {
         match error.downcast_ref::<leasehold::Error>().map(leasehold::Error::kind) {
             Some(ErrorKind::Invalid) => Self::Usage,
             Some(ErrorKind::Unavailable) => Self::Unavailable,
+            Some(ErrorKind::Lost) => Self::Lost,
             _ => Self::Failed,
         }
     }

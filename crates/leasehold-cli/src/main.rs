@@ -4,6 +4,7 @@
 //! how it looks. Everything that matters happens in the library.
 
 mod args;
+mod child;
 mod commands;
 mod config;
 mod exit;
@@ -14,46 +15,63 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::args::{Args, Command};
-use crate::exit::Exit;
+use crate::exit::{Ending, Exit};
 
 fn main() -> ExitCode {
+    // The processes between us and what we run: nothing else is needed for them.
+    if let Some(code) = child::entry() {
+        return code;
+    }
     let args = Args::parse();
     start_logging(&args);
     let outcome = run(&args);
-    let exit = match outcome {
-        Ok(exit) => exit,
+    let ending = match outcome {
+        Ok(ending) => ending,
         Err(error) => {
             // Whoever reads our output has seen enough: `leasehold ls | head`.
             if is_broken_pipe(&error) {
                 return ExitCode::SUCCESS;
             }
             render::error(&error);
-            Exit::of(&error)
+            Exit::of(&error).into()
         }
     };
-    ExitCode::from(exit as u8)
+    ending.into()
 }
 
-fn run(args: &Args) -> anyhow::Result<Exit> {
+fn run(args: &Args) -> anyhow::Result<Ending> {
     match &args.command {
         // These need no store.
-        Command::Completions { shell } => commands::meta::completions(*shell),
-        Command::Man => commands::meta::man(),
-        Command::Demo(demo) => commands::demo::run(args, demo),
-        Command::DemoWorker(worker) => runtime(1)?.block_on(commands::demo::worker(worker)),
+        Command::Completions { shell } => commands::meta::completions(*shell).map(Ending::from),
+        Command::Man => commands::meta::man().map(Ending::from),
+        Command::Demo(demo) => commands::demo::run(args, demo).map(Ending::from),
+        Command::DemoWorker(worker) => {
+            runtime(1)?.block_on(commands::demo::worker(worker)).map(Ending::from)
+        }
         // The doctor wants to be in many places at once.
         Command::Doctor { .. } => runtime(4)?.block_on(with_store(args)),
         _ => runtime(1)?.block_on(with_store(args)),
     }
 }
 
-async fn with_store(args: &Args) -> anyhow::Result<Exit> {
+async fn with_store(args: &Args) -> anyhow::Result<Ending> {
     let mut connect = config::connect(args)?;
+    let file = commands::lock::file_of(&args.command);
+    if let Some(file) = file {
+        // The lock of a file stands beside it, whatever the store is otherwise.
+        connect.url = commands::lock::folder_of(file)?;
+    }
     if matches!(args.command, Command::Doctor { .. }) {
         // Its races need a connection for everyone.
         connect.settings.connections = connect.settings.connections.max(16);
     }
-    let store = connect.open()?;
+    let mut store = connect.open()?;
+    if file.is_some() {
+        store = store.without_root_record();
+    }
+    if let Some(outcome) = run_locked(args, &store).await {
+        return finish(args, &store, outcome);
+    }
     let outcome = match &args.command {
         Command::Init => commands::objects::init(args, &store).await,
         Command::Doctor { forget } => commands::doctor::run(args, &store, *forget).await,
@@ -62,10 +80,32 @@ async fn with_store(args: &Args) -> anyhow::Result<Exit> {
         Command::Stat { key } => commands::objects::stat(args, &store, key).await,
         Command::Put(put) => commands::objects::put(args, &store, put).await,
         Command::Rm(rm) => commands::objects::rm(args, &store, rm).await,
-        Command::Completions { .. } | Command::Man | Command::Demo(_) | Command::DemoWorker(_) => {
-            unreachable!("handled without a store")
-        }
+        Command::Completions { .. }
+        | Command::Man
+        | Command::Demo(_)
+        | Command::Lock(_)
+        | Command::Elect(_)
+        | Command::Pad(_)
+        | Command::DemoWorker(_) => unreachable!("handled before"),
     };
+    finish(args, &store, outcome.map(Ending::from))
+}
+
+/// Commands about locks, which may end with another program's exit code.
+async fn run_locked(args: &Args, store: &leasehold::Store) -> Option<anyhow::Result<Ending>> {
+    Some(match &args.command {
+        Command::Lock(lock) => commands::lock::run(args, store, lock).await,
+        Command::Elect(elect) => commands::lock::elect(args, store, elect).await,
+        Command::Pad(pad) => commands::pad::run(args, store, pad).await,
+        _ => return None,
+    })
+}
+
+fn finish(
+    args: &Args,
+    store: &leasehold::Store,
+    outcome: anyhow::Result<Ending>,
+) -> anyhow::Result<Ending> {
     // What a failed command cost is part of what it cost.
     if args.stats {
         render::receipt(&store.url(), &store.usage(), store.kind(), args.json);

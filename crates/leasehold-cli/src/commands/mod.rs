@@ -2,5 +2,7 @@
 
 pub mod demo;
 pub mod doctor;
+pub mod lock;
 pub mod meta;
 pub mod objects;
+pub mod pad;

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use leasehold_protocol::format::lease::{Ask, Lease, Process};
 use leasehold_protocol::lease::{self, Refused, Seen};
@@ -93,6 +94,12 @@ impl Tenure {
         }
     }
 
+    /// For how long the lease can be trusted from now on, if it is not renewed: zero once it is
+    /// lost. For what cannot ask before each action, and must be stopped in time instead.
+    pub fn trusted_for(&self) -> Duration {
+        self.core.trusted_for()
+    }
+
     /// Completes when somebody asks for the lease.
     pub async fn asked(&self) -> Ask {
         let mut asked = self.core.asked.subscribe();
@@ -154,12 +161,16 @@ impl Core {
     }
 
     fn is_trusted(&self) -> bool {
+        !self.trusted_for().is_zero()
+    }
+
+    fn trusted_for(&self) -> Duration {
         if self.lost.is_cancelled() || self.released.load(SeqCst) {
-            return false;
+            return Duration::ZERO;
         }
         let ttl = self.desk.0.terms.ttl;
         let until = self.held().sent.plus(ttl.saturating_sub(lease::margin(ttl)));
-        self.desk.0.store.env().clock().boot() < until
+        until.since(self.desk.0.store.env().clock().boot())
     }
 
     /// Renews until the lease is lost.

@@ -264,6 +264,12 @@ impl Guard {
         self.0.check()
     }
 
+    /// For how long the lock can be trusted from now on, if it is not renewed: zero once it is
+    /// lost. For what cannot ask before each action, and must be stopped in time instead.
+    pub fn trusted_for(&self) -> Duration {
+        self.0.trusted_for()
+    }
+
     /// Completes when somebody asks for the lock.
     pub async fn asked(&self) -> Ask {
         self.0.asked().await

@@ -34,6 +34,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
+use leasehold_protocol::format::root::ROOT_KEY;
 use leasehold_protocol::key::Key;
 use leasehold_protocol::lease::Judgement;
 use leasehold_protocol::settle::Proof;
@@ -168,7 +169,7 @@ impl Scratchpad {
         let mut paths = Vec::new();
         while let Some(page) = listing.next_page().await? {
             let keys = page.entries.into_iter().map(|entry| entry.key.to_string());
-            paths.extend(keys.filter(|key| !key.ends_with(".lock")));
+            paths.extend(keys.filter(|key| !key.ends_with(".lock") && key != ROOT_KEY));
         }
         Ok(paths)
     }

@@ -1,0 +1,374 @@
+//! `leasehold lock` and `leasehold elect`.
+
+use std::path::{Path, PathBuf};
+
+use leasehold::lease::{Asked, Info};
+use leasehold::lock::{Election, Guard, Lock, Semaphore};
+use leasehold::protocol::key::decode_segment;
+use leasehold::protocol::lease::Judgement;
+use leasehold::store::{List, StoreUrl};
+use leasehold::{Error, ErrorKind, Key, Store, host};
+use serde::Serialize;
+
+use crate::args::{Args, Command, Elect, LockCommand, LockName, LockTerms, Program};
+use crate::child::Running;
+use crate::config;
+use crate::exit::{Ending, Exit};
+use crate::render;
+
+/// The file whose lock is asked for, if it is one.
+pub fn file_of(command: &Command) -> Option<&Path> {
+    let lock = match command {
+        Command::Lock(
+            LockCommand::Run { lock, .. }
+            | LockCommand::Show { lock }
+            | LockCommand::Ask { lock }
+            | LockCommand::Release { lock, .. },
+        ) => lock,
+        _ => return None,
+    };
+    lock.file.as_deref()
+}
+
+/// The folder that a file stands in, as a store.
+pub fn folder_of(file: &Path) -> Result<StoreUrl, Error> {
+    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.map_or_else(|| PathBuf::from("."), Path::to_owned);
+    match parent.is_dir() {
+        true => Ok(StoreUrl::Directory(parent)),
+        false => Err(Error::new(
+            ErrorKind::Invalid,
+            format!("{} is not a directory: there is no place for the lock", parent.display()),
+        )),
+    }
+}
+
+fn no_terms() -> LockTerms {
+    LockTerms { wait: None, ttl: None, heartbeat: None, holder: None }
+}
+
+fn holder(terms: &LockTerms) -> String {
+    let usual = || format!("{}:{}", host::host_name(), std::process::id());
+    terms.holder.clone().unwrap_or_else(usual)
+}
+
+fn lock_at(args: &Args, store: &Store, lock: &LockName, terms: &LockTerms) -> anyhow::Result<Lock> {
+    let settings = config::lock_settings(args, terms, store.kind())?;
+    let holder = holder(terms);
+    let lock = match (&lock.name, &lock.file) {
+        (_, Some(file)) => {
+            let name = file.file_name().map(|name| name.to_string_lossy().into_owned());
+            let name = name.ok_or_else(|| invalid(format!("{} names no file", file.display())))?;
+            Lock::beside(store, &Key::new(name).map_err(Error::from)?, holder, settings)?
+        }
+        (Some(name), None) if name.is_empty() => {
+            return Err(invalid("the name of a lock cannot be empty").into());
+        }
+        (Some(name), None) => Lock::named(store, name, holder, settings)?,
+        (None, None) => return Err(invalid("which lock? Give a name or --file").into()),
+    };
+    Ok(lock)
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, message)
+}
+
+/// `leasehold lock …`.
+pub async fn run(args: &Args, store: &Store, command: &LockCommand) -> anyhow::Result<Ending> {
+    match command {
+        LockCommand::Run { lock, terms, slots, run } => {
+            let settings = config::lock_settings(args, terms, store.kind())?;
+            let heartbeat = settings.heartbeat;
+            let acquired = match (slots, &lock.name) {
+                (Some(slots), Some(name)) => {
+                    Semaphore::named(store, name, *slots, holder(terms), settings)?.acquire().await
+                }
+                _ => lock_at(args, store, lock, terms)?.acquire().await,
+            };
+            let guard = match acquired {
+                Ok(guard) => guard,
+                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                    render::error(&error.into());
+                    return Ok(Exit::NotAcquired.into());
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let ended = run_under(&guard, run, heartbeat).await?;
+            finish(guard, ended).await
+        }
+        LockCommand::Ls => ls(args, store).await,
+        LockCommand::Show { lock } => show(args, &lock_at(args, store, lock, &no_terms())?).await,
+        LockCommand::Ask { lock } => ask(args, &lock_at(args, store, lock, &no_terms())?).await,
+        LockCommand::Release { lock, force } => {
+            release(&lock_at(args, store, lock, &no_terms())?, *force).await
+        }
+        LockCommand::Clean => clean(args, store).await,
+    }
+}
+
+/// `leasehold elect`.
+pub async fn elect(args: &Args, store: &Store, elect: &Elect) -> anyhow::Result<Ending> {
+    let settings = config::lock_settings(args, &elect.terms, store.kind())?;
+    let heartbeat = settings.heartbeat;
+    let election = Election::named(store, &elect.name, holder(&elect.terms), settings)?;
+    loop {
+        let leading = tokio::select! {
+            leading = election.campaign() => leading?,
+            signal = stop_signal() => return Ok(Ending::Program(128 + signal?)),
+        };
+        tracing::info!(token = leading.token(), "leading");
+        match run_under(&leading, &elect.run, heartbeat).await? {
+            // Another leads by now: stand again.
+            Ended::Lost => render::say("lost the election: standing again"),
+            ended => return finish(leading, ended).await,
+        }
+    }
+}
+
+/// How what ran under a lock ended.
+enum Ended {
+    By(u8),
+    Lost,
+}
+
+/// Runs a command as long as the lock is held.
+async fn run_under(
+    guard: &Guard,
+    run: &Program,
+    heartbeat: std::time::Duration,
+) -> anyhow::Result<Ended> {
+    let mut running =
+        Running::start(&run.command, [("LEASEHOLD_TOKEN", guard.token().to_string())])?;
+    // First it stands in the lock, then it starts.
+    guard.set_child(running.pid().and_then(host::process)).await?;
+    running.trust(guard.trusted_for())?;
+    let mut tick = tokio::time::interval(heartbeat / 2);
+    let lost = guard.lost();
+    let (mut terminate, mut interrupt, mut hangup) = signals()?;
+    let mut stopping = None;
+    let mut was_lost = false;
+    loop {
+        let deadline = async {
+            match stopping {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            code = running.wait() => {
+                let code = code?;
+                return Ok(if was_lost { Ended::Lost } else { Ended::By(code) });
+            }
+            _ = tick.tick(), if !was_lost => {
+                // If the command has just ended, its sitter does not listen any more.
+                let _ = running.trust(guard.trusted_for());
+            }
+            () = lost.cancelled(), if !was_lost => {
+                render::say("the lock was lost: stopping the command");
+                was_lost = true;
+                running.signal(rustix::process::Signal::TERM);
+                stopping = Some(after(run.grace));
+            }
+            _ = guard.asked(), if run.yield_on_ask && stopping.is_none() => {
+                render::say("asked for the lock: stopping the command");
+                running.signal(rustix::process::Signal::TERM);
+                stopping = Some(after(run.grace));
+            }
+            () = deadline => {
+                running.kill();
+                stopping = None;
+            }
+            _ = terminate.recv() => running.signal(rustix::process::Signal::TERM),
+            _ = interrupt.recv() => running.signal(rustix::process::Signal::INT),
+            _ = hangup.recv() => running.signal(rustix::process::Signal::HUP),
+        }
+    }
+}
+
+#[allow(clippy::disallowed_methods)] // a timer of the runtime's, not a time
+fn after(span: std::time::Duration) -> tokio::time::Instant {
+    tokio::time::Instant::now() + span
+}
+
+type Signals =
+    (tokio::signal::unix::Signal, tokio::signal::unix::Signal, tokio::signal::unix::Signal);
+
+fn signals() -> anyhow::Result<Signals> {
+    use tokio::signal::unix::{SignalKind, signal};
+    Ok((
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::hangup())?,
+    ))
+}
+
+async fn stop_signal() -> anyhow::Result<u8> {
+    let (mut terminate, mut interrupt, mut hangup) = signals()?;
+    Ok(tokio::select! {
+        _ = terminate.recv() => 15,
+        _ = interrupt.recv() => 2,
+        _ = hangup.recv() => 1,
+    })
+}
+
+async fn finish(guard: Guard, ended: Ended) -> anyhow::Result<Ending> {
+    match ended {
+        Ended::Lost => Ok(Exit::Lost.into()),
+        Ended::By(code) => match guard.release().await {
+            Ok(()) => Ok(Ending::Program(code)),
+            // It was done before the lock was lost, for all we know: but not provably.
+            Err(error) if error.kind() == ErrorKind::Lost => {
+                render::say("the lock was lost before it could be released");
+                Ok(Exit::Lost.into())
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the lock could not be released; its ttl will end it");
+                Ok(Ending::Program(code))
+            }
+        },
+    }
+}
+
+#[derive(Serialize)]
+struct Row {
+    lock: String,
+    state: &'static str,
+    holder: Option<String>,
+    token: Option<u64>,
+    heartbeat_at: Option<String>,
+    asked_by: Option<String>,
+}
+
+fn row(name: String, info: &Info) -> Row {
+    let state = match (&info.judgement, &info.lease) {
+        (Judgement::Held { .. }, Ok(_)) => "held",
+        (Judgement::Held { .. }, Err(_)) => "unreadable",
+        (Judgement::Free(leasehold::protocol::lease::Why::Released), _) => "released",
+        (Judgement::Free(_), _) => "stale",
+    };
+    let lease = info.lease.as_ref().ok();
+    Row {
+        lock: name,
+        state,
+        holder: lease.map(|lease| lease.holder.clone()),
+        token: lease.and_then(|lease| lease.token),
+        heartbeat_at: lease.and_then(|lease| lease.heartbeat_at).map(|time| time.to_string()),
+        asked_by: lease.and_then(|lease| lease.ask.as_ref()).map(|ask| ask.by.clone()),
+    }
+}
+
+/// The records of named locks.
+async fn locks(args: &Args, store: &Store) -> anyhow::Result<Vec<(String, Lock)>> {
+    let settings = config::lock_settings(args, &no_terms(), store.kind())?;
+    let mut listing = store.list(List::prefix("locks/")?);
+    let mut locks = Vec::new();
+    while let Some(page) = listing.next_page().await? {
+        for entry in page.entries {
+            let name = entry.key.as_str().trim_start_matches("locks/").strip_suffix(".lock");
+            if let Some(name) = name.and_then(decode_segment) {
+                let lock = Lock::at(store, entry.key, holder(&no_terms()), settings.clone())?;
+                locks.push((name, lock));
+            }
+        }
+    }
+    Ok(locks)
+}
+
+async fn ls(args: &Args, store: &Store) -> anyhow::Result<Ending> {
+    let mut table =
+        render::table(&["lock", "state", "holder", "token", "last heartbeat", "asked by"], &[]);
+    let mut any = false;
+    for (name, lock) in locks(args, store).await? {
+        let Some(info) = lock.info().await? else { continue };
+        let row = row(name, &info);
+        if args.json {
+            render::json(&row)?;
+            continue;
+        }
+        any = true;
+        table.add_row([
+            row.lock,
+            row.state.to_owned(),
+            row.holder.unwrap_or_default(),
+            row.token.map(|token| token.to_string()).unwrap_or_default(),
+            row.heartbeat_at.unwrap_or_default(),
+            row.asked_by.unwrap_or_default(),
+        ]);
+    }
+    if any {
+        render::line(table)?;
+    }
+    Ok(Exit::Done.into())
+}
+
+async fn show(args: &Args, lock: &Lock) -> anyhow::Result<Ending> {
+    let Some(info) = lock.info().await? else {
+        render::say(format_args!("{}: nobody holds it", lock.key()));
+        return Ok(Exit::NotFound.into());
+    };
+    let row = row(lock.key().to_string(), &info);
+    if args.json {
+        render::json(&row)?;
+        return Ok(Exit::Done.into());
+    }
+    let pairs = [
+        ("lock", Some(row.lock)),
+        ("state", Some(row.state.to_owned())),
+        ("holder", row.holder),
+        ("token", row.token.map(|token| token.to_string())),
+        ("heartbeat", row.heartbeat_at),
+        ("asked by", row.asked_by),
+    ];
+    for (label, value) in pairs {
+        if let Some(value) = value {
+            let label = render::paint(render::DIM, format_args!("{label:<9}"));
+            render::line(format_args!("{label} {value}"))?;
+        }
+    }
+    Ok(Exit::Done.into())
+}
+
+async fn ask(args: &Args, lock: &Lock) -> anyhow::Result<Ending> {
+    let said = match lock.ask().await? {
+        Asked::Now => "asked".to_owned(),
+        Asked::Before(ask) => format!("{} has asked already, at {}", ask.by, ask.at),
+        Asked::NobodyHolds => {
+            render::say(format_args!("{}: nobody holds it", lock.key()));
+            return Ok(Exit::NotFound.into());
+        }
+    };
+    if !args.quiet {
+        render::line(said)?;
+    }
+    Ok(Exit::Done.into())
+}
+
+async fn release(lock: &Lock, force: bool) -> anyhow::Result<Ending> {
+    let Some(info) = lock.info().await? else { return Ok(Exit::Done.into()) };
+    if let Judgement::Held { .. } = info.judgement
+        && !force
+    {
+        let who = info.lease.map_or_else(|error| error, |lease| lease.holder);
+        render::say(format_args!(
+            "{}: refused, {who} holds it; ask it with `lock ask`, or take it with --force",
+            lock.key()
+        ));
+        return Ok(Exit::Refused.into());
+    }
+    lock.force().await?.release().await?;
+    Ok(Exit::Done.into())
+}
+
+async fn clean(args: &Args, store: &Store) -> anyhow::Result<Ending> {
+    let mut cleaned = 0;
+    for (_, lock) in locks(args, store).await? {
+        cleaned += usize::from(lock.clean().await?);
+    }
+    match args.json {
+        true => render::json(&serde_json::json!({ "cleaned": cleaned }))?,
+        false if args.quiet => {}
+        false => render::line(format_args!("removed {cleaned} locks"))?,
+    }
+    Ok(Exit::Done.into())
+}

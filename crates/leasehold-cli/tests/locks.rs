@@ -1,0 +1,319 @@
+//! Locks held by real processes: killed, stopped, in other namespaces, and many at once.
+
+#![allow(clippy::unwrap_used)] // in a test, a failure is a panic
+#![allow(clippy::disallowed_methods)] // real processes take real time
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use leasehold_testkit::servers::Server;
+
+const BIN: &str = env!("CARGO_BIN_EXE_leasehold");
+
+fn leasehold(folder: &Path) -> Command {
+    let mut command = Command::new(BIN);
+    command.current_dir(folder).env("NO_COLOR", "1").env_remove("LEASEHOLD_STORE");
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run(command: &mut Command) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap_or(-1), text(stdout), text(stderr))
+}
+
+/// Waits until this file is there and has content.
+#[track_caller]
+fn wait_for(path: &Path) -> String {
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        match std::fs::read_to_string(path) {
+            Ok(text) if !text.is_empty() => return text,
+            _ if Instant::now() > end => panic!("{} did not appear", path.display()),
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// A command that says when it started, and goes on saying that it is alive.
+fn beating(name: &str) -> String {
+    let say = |what: &str| format!("date +%s%N > {name}.tmp && mv {name}.tmp {name}.{what}");
+    format!("{}; while :; do {}; sleep 0.005; done", say("start"), say("beat"))
+}
+
+fn holder(folder: &Path, name: &str, more: &[&str]) -> Child {
+    let mut command = leasehold(folder);
+    command.args(["lock", "run", "x", "--wait", "30s"]).args(more);
+    command.args(["--", "sh", "-c", &beating(name)]).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn nanos(path: &Path) -> u128 {
+    wait_for(path).trim().parse().unwrap_or(0)
+}
+
+#[test]
+fn a_command_runs_under_its_lock_and_its_code_is_ours() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let sh = ["--", "sh", "-c"];
+    let (code, out, err) = run(leasehold(dir)
+        .args(["lock", "run", "a b/c"])
+        .args(sh)
+        .arg("echo $LEASEHOLD_TOKEN; exit 7"));
+    assert_eq!(code, 7, "{err}");
+    assert!(out.trim().parse::<u64>().unwrap() > 1_700_000_000_000_000, "{out}");
+    let (code, _, err) = run(leasehold(dir).args(["lock", "run", "x", "--", "no-such-program"]));
+    assert_eq!(code, 127, "{err}");
+    let (code, _, _) = run(leasehold(dir).args(["lock", "run", "x"]).args(sh).arg("kill -TERM $$"));
+    assert_eq!(code, 128 + 15);
+    let (code, out, _) = run(leasehold(dir).args(["lock", "ls"]));
+    assert_eq!((code, out.as_str()), (0, ""), "everything is released");
+    let (code, _, err) = run(leasehold(dir).args([
+        "lock",
+        "run",
+        "x",
+        "--ttl",
+        "1s",
+        "--heartbeat",
+        "1s",
+        "--",
+        "true",
+    ]));
+    assert_eq!(code, 2);
+    assert!(err.contains("do not go together"), "{err}");
+}
+
+#[test]
+fn who_cannot_get_it_is_told_and_may_ask() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let mut first = holder(dir, "a", &["--holder", "first", "--yield-on-ask"]);
+    wait_for(&dir.join("a.start"));
+    let (code, _, err) =
+        run(leasehold(dir).args(["lock", "run", "x", "--wait", "50ms", "--", "true"]));
+    assert_eq!(code, 75);
+    assert!(err.contains("still held by first after 50ms"), "{err}");
+    let (code, out, _) = run(leasehold(dir).args(["--json", "lock", "show", "x"]));
+    assert_eq!(code, 0);
+    assert!(out.contains(r#""state":"held""#) && out.contains(r#""holder":"first""#), "{out}");
+    let (code, _, err) = run(leasehold(dir).args(["lock", "release", "x"]));
+    assert_eq!(code, 3);
+    assert!(err.contains("refused, first holds it"), "{err}");
+    assert_eq!(run(leasehold(dir).args(["lock", "clean"])).1, "removed 0 locks\n");
+    // Asked, seen at the next heartbeat, released.
+    assert_eq!(run(leasehold(dir).args(["lock", "ask", "x"])).0, 0);
+    let (code, _, err) =
+        run(leasehold(dir).args(["lock", "run", "x", "--wait", "10s", "--", "true"]));
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(first.wait().unwrap().code(), Some(128 + 15));
+    assert_eq!(run(leasehold(dir).args(["lock", "ask", "x"])).0, 4);
+}
+
+/// FIELD.md row 26: the successor comes within milliseconds, and never while the other's command
+/// lives.
+#[test]
+fn after_kill_9_the_next_is_quick_and_never_doubled() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let mut gaps = Vec::new();
+    let mut current = holder(dir, "0", &[]);
+    for round in 0..8 {
+        wait_for(&dir.join(format!("{round}.start")));
+        let next = holder(dir, &format!("{}", round + 1), &[]);
+        std::thread::sleep(Duration::from_millis(120));
+        let killed = Instant::now();
+        current.kill().unwrap();
+        current.wait().unwrap();
+        let started = nanos(&dir.join(format!("{}.start", round + 1)));
+        gaps.push(killed.elapsed());
+        std::thread::sleep(Duration::from_millis(30));
+        let last = nanos(&dir.join(format!("{round}.beat")));
+        assert!(last <= started, "round {round}: alive {} ns after its successor", last - started);
+        current = next;
+    }
+    current.kill().unwrap();
+    current.wait().unwrap();
+    gaps.sort();
+    // Its ttl is 3 s: only by looking at the process can it be this quick.
+    assert!(gaps[gaps.len() / 2] < Duration::from_millis(1500), "{gaps:?}");
+}
+
+/// FIELD.md row 5 with real processes: stopped past its ttl, taken over, and woken again.
+#[test]
+fn who_was_stopped_too_long_finds_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let quick = ["--ttl", "1s", "--heartbeat", "200ms"];
+    let mut first = holder(dir, "a", &quick);
+    wait_for(&dir.join("a.start"));
+    signal(&first, "STOP");
+    let mut second = holder(dir, "b", &quick);
+    let started = nanos(&dir.join("b.start"));
+    // The first one's command was stopped before the second's started, although nobody could tell
+    // its runner.
+    std::thread::sleep(Duration::from_millis(50));
+    let last = nanos(&dir.join("a.beat"));
+    assert!(last <= started, "alive {} ns after its successor", last.saturating_sub(started));
+    signal(&first, "CONT");
+    assert_eq!(first.wait().unwrap().code(), Some(76));
+    let (_, out, _) = run(leasehold(dir).args(["lock", "ls"]));
+    assert!(out.contains("held"), "the second still holds it: {out}");
+    second.kill().unwrap();
+    second.wait().unwrap();
+}
+
+fn signal(child: &Child, name: &str) {
+    let done = Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status();
+    assert!(done.unwrap().success());
+}
+
+/// FIELD.md row 27: "no such process" in a container says nothing about the host's.
+#[cfg(target_os = "linux")]
+#[test]
+fn another_pid_namespace_does_not_take_over_early() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let mut first = holder(dir, "a", &[]);
+    wait_for(&dir.join("a.start"));
+    let script = format!("exec {BIN} lock run x --wait 1500ms -- true");
+    let contained = |script: &str| {
+        Command::new("unshare")
+            .args([
+                "--user",
+                "--map-root-user",
+                "--fork",
+                "--pid",
+                "--mount-proc",
+                "sh",
+                "-c",
+                script,
+            ])
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .status()
+            .unwrap()
+            .code()
+    };
+    assert_eq!(contained(&script), Some(75), "the holder is alive");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    // Dead, but who is in the container cannot know: by its ttl.
+    let script = format!("exec {BIN} lock run x --wait 20s -- true");
+    let start = Instant::now();
+    assert_eq!(contained(&script), Some(0));
+    assert!(start.elapsed() > Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[test]
+fn no_more_run_than_there_are_slots() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let script = "mkdir in.$$; ls -d in.* | wc -l >> counts; sleep 0.05; rmdir in.$$";
+    let children: Vec<Child> = (0..8)
+        .map(|_| {
+            let mut command = leasehold(dir);
+            command
+                .args(["lock", "run", "pool", "--slots", "2", "--wait", "30s", "--", "sh", "-c"]);
+            command.arg(script).spawn().unwrap()
+        })
+        .collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let counts = std::fs::read_to_string(dir.join("counts")).unwrap();
+    let most = counts.lines().map(|line| line.trim().parse::<u32>().unwrap()).max();
+    assert_eq!((counts.lines().count(), most), (8, Some(2)), "{counts}");
+}
+
+#[test]
+fn a_leader_runs_and_another_follows() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let candidate = |name: &str| {
+        let mut command = leasehold(dir);
+        command.args(["elect", "boss", "--", "sh", "-c", &beating(name)]);
+        command.stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut first = candidate("a");
+    wait_for(&dir.join("a.start"));
+    let mut second = candidate("b");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!dir.join("b.start").exists(), "there is one leader");
+    signal(&first, "TERM");
+    assert_eq!(first.wait().unwrap().code(), Some(128 + 15));
+    wait_for(&dir.join("b.start"));
+    signal(&second, "TERM");
+    second.wait().unwrap();
+}
+
+#[test]
+fn the_lock_of_a_file_stands_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    std::fs::write(dir.join("state.yaml"), "n: 1\n").unwrap();
+    let show = ["--", "sh", "-c", "cat state.yaml.lock"];
+    let (code, out, err) =
+        run(leasehold(dir).args(["lock", "run", "--file", "./state.yaml"]).args(show));
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains(r#""holderId":""#), "{out}");
+    let mut names: Vec<_> =
+        dir.read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, [".lh", "state.yaml"]);
+    let (code, _, err) =
+        run(leasehold(dir).args(["lock", "run", "--file", "no/such", "--", "true"]));
+    assert_eq!(code, 2);
+    assert!(err.contains("is not a directory"), "{err}");
+}
+
+/// How many processes and increments: all of them with LEASEHOLD_FULL=1, a sample otherwise.
+fn crowd(full: (usize, usize), sample: (usize, usize)) -> (usize, usize) {
+    if std::env::var_os("LEASEHOLD_FULL").is_some() { full } else { sample }
+}
+
+fn increments(folder: &Path, variables: &[(&str, String)], crowd: (usize, usize)) {
+    let (processes, each) = crowd;
+    let script = format!(
+        "for i in $(seq {each}); do {BIN} pad update counter.yaml --wait 10m --ttl 2m -- \
+         awk '{{print \"n: \" $2+1}}' || exit 1; done"
+    );
+    let variables = variables.iter().map(|(name, value)| (*name, value.as_str()));
+    let variables: Vec<_> = variables.collect();
+    let write = ["pad", "write", "counter.yaml", "--text", "n: 0\n"];
+    let (code, _, err) = run(leasehold(folder).envs(variables.clone()).args(write));
+    assert_eq!(code, 0, "{err}");
+    let children: Vec<Child> = (0..processes)
+        .map(|_| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &script]).current_dir(folder).stdin(Stdio::null());
+            shell.envs(variables.clone()).spawn().unwrap()
+        })
+        .collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let read = ["pad", "read", "counter.yaml"];
+    let (_, out, _) = run(leasehold(folder).envs(variables).args(read));
+    assert_eq!(out, format!("n: {}\n", processes * each));
+}
+
+#[test]
+fn many_processes_lose_no_increment_in_a_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    increments(folder.path(), &[], crowd((32, 200), (32, 10)));
+}
+
+#[test]
+fn many_processes_lose_no_increment_on_a_bucket() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::ministack();
+    let variables = [
+        ("LEASEHOLD_STORE", format!("s3://{}/pad", server.bucket())),
+        ("AWS_ENDPOINT_URL", server.endpoint()),
+        ("AWS_ACCESS_KEY_ID", server.access_key().to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", server.secret_key().to_owned()),
+    ];
+    increments(folder.path(), &variables, crowd((32, 200), (8, 5)));
+}
