@@ -116,7 +116,7 @@ fn memory() -> Arc<Memory> {
 async fn with_releases_whatever_happens() {
     let (store, _root) = directory();
     let a = lock(&store, "a");
-    assert_eq!(a.with(async |guard| guard.token() > 0).await.unwrap(), true);
+    assert!(a.with(async |guard| guard.token() > 0).await.unwrap());
     let failed: Result<(), &str> = a.with(async |_| Err("inside")).await.unwrap();
     assert_eq!(failed, Err("inside"));
     let task = {
@@ -368,7 +368,7 @@ fn locks_without_async() {
     std::thread::sleep(Duration::from_millis(500));
     guard.check().unwrap();
     drop(guard);
-    assert_eq!(b.with(|guard| guard.check().is_ok()).unwrap(), true);
+    assert!(b.with(|guard| guard.check().is_ok()).unwrap());
     a.acquire().unwrap().release().unwrap();
 }
 

@@ -561,13 +561,12 @@ fn create(work: &Work, key: &Key, temp: &mut Temp, body: &[u8]) -> Result<Option
             Err(Errno::EXIST) => match file_type(work, &path) {
                 // An empty folder was in the way, and is gone by now.
                 None => {}
+                Some(FileType::Directory) if remove_empty(work, &path) => {}
                 Some(FileType::Directory) => {
-                    if !remove_empty(work, &path) {
-                        return Err(Error::invalid(
-                            "other keys have this one as their directory: choose another name",
-                        )
-                        .at(key));
-                    }
+                    return Err(Error::invalid(
+                        "other keys have this one as their directory: choose another name",
+                    )
+                    .at(key));
                 }
                 Some(_) => return Ok(None),
             },
