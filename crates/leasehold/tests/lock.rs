@@ -288,6 +288,73 @@ async fn a_holder_is_asked_and_decides() {
     }
 }
 
+/// A host whose wall clock is a day off, and whose boot clock started at another time.
+#[derive(Debug)]
+struct OffClock(i64);
+
+impl leasehold::env::Clock for OffClock {
+    fn wall(&self) -> leasehold::StoreTime {
+        let right = Env::system().clock().wall();
+        leasehold::StoreTime::from_micros(right.as_micros() + self.0 * 1_000_000)
+    }
+
+    fn boot(&self) -> leasehold::env::BootTime {
+        Env::system().clock().boot()
+    }
+
+    fn sleep(&self, span: Duration) -> futures::future::BoxFuture<'static, ()> {
+        Env::system().clock().sleep(span)
+    }
+}
+
+#[derive(Debug)]
+struct Chance;
+
+impl leasehold::env::Entropy for Chance {
+    fn fill(&self, bytes: &mut [u8]) {
+        bytes.copy_from_slice(&Env::system().nonce().to_string().as_bytes()[..bytes.len()]);
+    }
+}
+
+fn off_by(seconds: i64) -> Env {
+    Env::new(Arc::new(OffClock(seconds)), Arc::new(Chance))
+}
+
+/// FIELD.md row 12: clocks a day off in either direction steal nothing and wedge nothing.
+#[tokio::test]
+async fn wrong_clocks_steal_nothing_and_wedge_nothing() {
+    const DAY: i64 = 86_400;
+    let memory = memory();
+    let root = tempfile::tempdir().unwrap();
+    for (holder, other) in [(0, DAY), (0, -DAY), (DAY, 0), (-DAY, 0), (DAY, -DAY), (-DAY, DAY)] {
+        let in_memory = |off: i64| {
+            let backend = Arc::new(memory.client(off_by(off)));
+            Store::new(backend, off_by(off), leasehold::StoreSettings::default()).unwrap()
+        };
+        let in_directory = |off: i64| {
+            let mut connect = Connect::new(StoreUrl::Directory(root.path().join("store")));
+            connect.env = off_by(off);
+            connect.open().unwrap()
+        };
+        for (a, b) in
+            [(in_memory(holder), in_memory(other)), (in_directory(holder), in_directory(other))]
+        {
+            let a = Lock::named(&a, "x", "a", quick()).unwrap();
+            let b = Lock::named(&b, "x", "b", quick()).unwrap();
+            let guard = a.acquire().await.unwrap();
+            let first = guard.token();
+            assert!(b.try_acquire().await.unwrap().is_err(), "{holder} {other}: stolen");
+            tokio::time::sleep(Duration::from_millis(120)).await;
+            assert!(b.try_acquire().await.unwrap().is_err(), "{holder} {other}: stolen");
+            guard.check().unwrap();
+            guard.release().await.unwrap();
+            let guard = b.acquire().await.unwrap();
+            assert!(guard.token() > first, "{holder} {other}: {} after {first}", guard.token());
+            guard.release().await.unwrap();
+        }
+    }
+}
+
 /// Where nothing can be deleted conditionally, locks work all the same.
 #[tokio::test]
 async fn locks_do_not_need_conditional_delete() {

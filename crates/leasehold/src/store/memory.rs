@@ -25,7 +25,10 @@ use crate::env::Env;
 #[derive(Debug)]
 pub struct Memory {
     objects: Arc<Mutex<Objects>>,
+    /// The store's own clock.
     env: Env,
+    /// The client's: when it heard what the store's says.
+    client: Env,
     meter: Arc<Meter>,
 }
 
@@ -41,12 +44,13 @@ struct Stored {
 impl Memory {
     /// An empty store.
     pub fn new(env: Env) -> Self {
-        Self { objects: Arc::default(), env, meter: Arc::default() }
+        Self { objects: Arc::default(), client: env.clone(), env, meter: Arc::default() }
     }
 
-    /// Another client of the same objects, with a clock and a meter of its own: a second node.
-    pub fn client(&self, env: Env) -> Self {
-        Self { objects: self.objects.clone(), env, meter: Arc::default() }
+    /// Another client of the same store, with a clock and a meter of its own: a second node.
+    pub fn client(&self, client: Env) -> Self {
+        let (objects, env) = (self.objects.clone(), self.env.clone());
+        Self { objects, env, client, meter: Arc::default() }
     }
 
     fn objects(&self) -> MutexGuard<'_, Objects> {
@@ -83,7 +87,7 @@ impl Backend for Memory {
     }
 
     fn reading(&self) -> Option<Reading> {
-        Some(Reading { store: self.env.clock().wall(), at: self.env.clock().boot() })
+        Some(Reading { store: self.env.clock().wall(), at: self.client.clock().boot() })
     }
 
     async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
