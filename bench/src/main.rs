@@ -1,1 +1,55 @@
-fn main() {}
+//! Side-by-side benchmarks: each figure of ours next to the bare loop that is its floor.
+//!
+//! A figure alone says more about the machine than about the program. So every benchmark runs our
+//! work and the barest loop that does the same alternately, in the same run and in the same place,
+//! and what counts is the ratio of the two:
+//!
+//! ```text
+//!   warm up   ours  floor     not counted
+//!   pair 1    ours  floor     ratio 1  ┐
+//!   pair 2    ours  floor     ratio 2  ├ median, and spread from the least to the greatest
+//!   …                                  ┘
+//! ```
+//!
+//! ```text
+//! cargo run --release -p leasehold-bench -- store [--dir PATH] [--quick] [--json] [--only NAME]
+//! ```
+//!
+//! A suite is a module with a list of [`Bench`](suite::Bench)es and a line in [`Command`].
+
+// A benchmark measures real time; nothing here runs in the simulator.
+#![allow(clippy::disallowed_methods)]
+
+mod host;
+mod report;
+mod rig;
+mod stats;
+mod store;
+mod suite;
+
+use clap::{Parser, Subcommand};
+
+/// Benchmarks of Leasehold, each next to the bare loop that is its floor.
+#[derive(Parser)]
+#[command(name = "leasehold-bench")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Objects in a directory and on S3 servers.
+    Store(suite::Options),
+    /// Lists a folder, and tells how much memory that took: run by the listing benchmark, because
+    /// a process' peak only ever rises.
+    #[command(hide = true)]
+    ListingChild(store::listing::child::Options),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().command {
+        Command::Store(options) => suite::run("store", store::BENCHES, &options),
+        Command::ListingChild(options) => store::listing::child::run(&options),
+    }
+}

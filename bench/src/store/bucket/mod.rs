@@ -1,0 +1,101 @@
+//! Conditional PUTs by 16 tasks to a real S3 server, against bare HTTP with the same requests.
+//!
+//! Server and client share this machine's cores, so what the client spends, the server lacks: the
+//! ratio shows our whole cost per request.
+
+mod bare;
+mod sigv4;
+
+use std::time::Instant;
+
+use anyhow::Result;
+use bytes::Bytes;
+use leasehold::store::Connect;
+use leasehold::store::cloud::CloudOptions;
+use leasehold::{Durability, Key, Store};
+use leasehold_testkit::servers::Server;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use super::{create, stored};
+use crate::report::{Report, Row, Target, Unit};
+use crate::rig::{BODY, Rig};
+use crate::stats::Pairs;
+
+/// Concurrent requests.
+const TASKS: usize = 16;
+
+const FLOOR: &str = "hyper, a connection per task, the same requests signed beforehand";
+
+pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
+    // ministack is a Python program and slower.
+    row(rig, report, "SeaweedFS", Server::seaweedfs(), rig.pick(200, 60))?;
+    row(rig, report, "ministack", Server::ministack(), rig.pick(50, 15))
+}
+
+fn row(rig: &Rig, report: &mut Report, name: &str, server: Server, each: usize) -> Result<()> {
+    let runtime = rig.runtime()?;
+    let store = open(&server)?;
+    runtime.block_on(store.init())?;
+    let before = store.usage();
+    let (mut our_run, mut bare_run) = (0, 0);
+    let pairs = Pairs::measure(
+        rig.pairs(),
+        || {
+            our_run += 1;
+            ours(&runtime, &store, &format!("ours-{our_run}"), each)
+        },
+        || {
+            bare_run += 1;
+            bare::puts(&runtime, &server, &format!("bare-{bare_run}"), each)
+        },
+    )?;
+    let used = store.usage().since(&before);
+    let row = Row::new(format!("{TASKS} conditional PUTs, {name}"), Unit::Rate, pairs, FLOOR);
+    report.add(row.target(Target::Ratio(0.9)).note(format!(
+        "{} requests for {} objects, {} retries",
+        used.requests(),
+        our_run * TASKS * each,
+        used.retries
+    )));
+    Ok(())
+}
+
+fn open(server: &Server) -> Result<Store> {
+    let mut connect = Connect::new(format!("s3://{}", server.bucket()).parse()?);
+    connect.cloud = CloudOptions {
+        endpoint: Some(server.endpoint()),
+        access_key: Some(server.access_key().to_owned()),
+        secret_key: Some(server.secret_key().to_owned()),
+        ..CloudOptions::default()
+    };
+    Ok(connect.open()?)
+}
+
+/// Objects per second, each task writing `each`.
+fn ours(runtime: &Runtime, store: &Store, run: &str, each: usize) -> Result<f64> {
+    runtime.block_on(async {
+        let start = Instant::now();
+        let mut tasks = JoinSet::new();
+        for task in 0..TASKS {
+            let (store, run) = (store.clone(), run.to_owned());
+            tasks.spawn(async move {
+                for n in 0..each {
+                    let key = Key::new(object(&run, task, n))?;
+                    let body = Bytes::from_static(BODY);
+                    stored(store.put(&key, body, create(Durability::Durable)).await?)?;
+                }
+                anyhow::Ok(())
+            });
+        }
+        while let Some(task) = tasks.join_next().await {
+            task??;
+        }
+        Ok((TASKS * each) as f64 / start.elapsed().as_secs_f64())
+    })
+}
+
+/// The key of a task's n-th object.
+fn object(run: &str, task: usize, n: usize) -> String {
+    format!("{run}/{task:02}-{n:05}.json")
+}
