@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::read_to_string;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -59,6 +60,13 @@ impl fmt::Display for Host {
 pub fn load_average() -> String {
     let load = read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// How much time of all cores this process has used so far.
+pub fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let seconds = Duration::from_secs(time.tv_sec.unsigned_abs());
+    seconds + Duration::from_nanos(time.tv_nsec.unsigned_abs())
 }
 
 /// The greatest amount of memory that this process has had so far, in KiB.

@@ -21,6 +21,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod host;
+mod locks;
 mod report;
 mod rig;
 mod stats;
@@ -41,6 +42,14 @@ struct Args {
 enum Command {
     /// Objects in a directory and on S3 servers.
     Store(suite::Options),
+    /// Locks in a directory.
+    Locks(suite::Options),
+    /// One of the processes of the contended benchmark.
+    #[command(hide = true)]
+    ContendedChild(locks::contended::Options),
+    /// The process that the takeover benchmark kills.
+    #[command(hide = true)]
+    TakeoverChild(locks::takeover::Options),
     /// Lists a folder, and tells how much memory that took: run by the listing benchmark, because
     /// a process' peak only ever rises.
     #[command(hide = true)]
@@ -50,6 +59,9 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     match Args::parse().command {
         Command::Store(options) => suite::run("store", store::BENCHES, &options),
+        Command::Locks(options) => suite::run("locks", locks::BENCHES, &options),
+        Command::ContendedChild(options) => locks::contended::child(&options),
+        Command::TakeoverChild(options) => locks::takeover::child(&options),
         Command::ListingChild(options) => store::listing::child::run(&options),
     }
 }

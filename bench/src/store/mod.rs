@@ -3,7 +3,7 @@
 mod bucket;
 mod churn;
 mod durable;
-mod floor;
+pub mod floor;
 pub mod listing;
 mod machine;
 mod swap;

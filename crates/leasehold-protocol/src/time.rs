@@ -66,11 +66,16 @@ impl StoreTime {
     }
 }
 
+/// Six digits behind the second, always.
+const PRINTER: jiff::fmt::temporal::DateTimePrinter =
+    jiff::fmt::temporal::DateTimePrinter::new().precision(Some(6));
+
 impl fmt::Display for StoreTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // In range by construction; were it not, the epoch is better than a panic.
         let time = Timestamp::from_microsecond(self.0).unwrap_or(Timestamp::UNIX_EPOCH);
-        write!(f, "{}", time.strftime("%Y-%m-%dT%H:%M:%S.%6fZ"))
+        let printed = PRINTER.print_timestamp(&time, jiff::fmt::StdFmtWrite(f));
+        printed.map_err(|_| fmt::Error)
     }
 }
 

@@ -439,6 +439,22 @@ fn locks_without_async() {
     a.acquire().unwrap().release().unwrap();
 }
 
+/// Renewals do not end with the runtime in which a lock was first used.
+#[test]
+fn a_lock_outlives_its_first_runtime() {
+    let (store, _root) = directory();
+    let lock = Lock::named(&store, "x", "a", quick()).unwrap();
+    for _ in 0..2 {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let guard = lock.acquire().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            guard.check().unwrap();
+            guard.release().await.unwrap();
+        });
+    }
+}
+
 #[test]
 fn settings_that_cannot_work_are_refused_with_a_reason() {
     let store = Store::memory();

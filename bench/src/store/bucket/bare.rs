@@ -18,33 +18,44 @@ use crate::rig::BODY;
 
 type Connection = SendRequest<Full<Bytes>>;
 
-/// Objects per second, each task writing `each` over a connection of its own.
-pub fn puts(runtime: &Runtime, server: &Server, run: &str, each: usize) -> Result<f64> {
-    let endpoint = server.endpoint();
-    let host = endpoint.strip_prefix("http://").context("the servers speak plain HTTP")?;
-    runtime.block_on(async {
+/// Connections, and the requests to be sent over each.
+pub struct Work(Vec<(Connection, Vec<Request<Full<Bytes>>>)>);
+
+impl Work {
+    /// `each` objects for every task.
+    pub fn prepare(runtime: &Runtime, server: &Server, run: &str, each: usize) -> Result<Self> {
+        let endpoint = server.endpoint();
+        let host = endpoint.strip_prefix("http://").context("the servers speak plain HTTP")?;
         let mut work = Vec::new();
         for task in 0..TASKS {
             let requests: Vec<_> = (0..each)
                 .map(|n| request(server, host, &object(run, task, n)))
                 .collect::<Result<_>>()?;
-            work.push((connect(host).await?, requests));
+            work.push((runtime.block_on(connect(host))?, requests));
         }
-        let start = Instant::now();
-        let mut tasks = JoinSet::new();
-        for (mut connection, requests) in work {
-            tasks.spawn(async move {
-                for request in requests {
-                    send(&mut connection, request).await?;
-                }
-                anyhow::Ok(())
-            });
-        }
-        while let Some(task) = tasks.join_next().await {
-            task??;
-        }
-        Ok((TASKS * each) as f64 / start.elapsed().as_secs_f64())
-    })
+        Ok(Self(work))
+    }
+
+    /// Objects per second.
+    pub fn run(self, runtime: &Runtime) -> Result<f64> {
+        let count: usize = self.0.iter().map(|(_, requests)| requests.len()).sum();
+        runtime.block_on(async {
+            let start = Instant::now();
+            let mut tasks = JoinSet::new();
+            for (mut connection, requests) in self.0 {
+                tasks.spawn(async move {
+                    for request in requests {
+                        send(&mut connection, request).await?;
+                    }
+                    anyhow::Ok(())
+                });
+            }
+            while let Some(task) = tasks.join_next().await {
+                task??;
+            }
+            Ok(count as f64 / start.elapsed().as_secs_f64())
+        })
+    }
 }
 
 async fn connect(host: &str) -> Result<Connection> {

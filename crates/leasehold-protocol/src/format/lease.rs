@@ -5,6 +5,7 @@
 //! `created_at`, `expires_at` and `heartbeat_at`. Either is understood wherever a lease stands, and
 //! records that have only those fields are respected. Fields that we do not know survive a rewrite.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -169,50 +170,43 @@ impl Lease {
         })
     }
 
-    /// The record's bytes in this dialect: JSON with a final newline.
+    /// The record's bytes in this dialect: JSON with a final newline, what people look for first.
+    ///
+    /// Written by hand rather than through a map of values: a lock in a directory takes tens of
+    /// microseconds, and that would be a good part of it.
     pub fn to_bytes(&self, dialect: Dialect) -> Vec<u8> {
-        let mut fields = Map::new();
-        let mut put = |name: &Name, value: Option<Value>| {
-            let key = match dialect {
-                Dialect::Lock => name.lock,
-                Dialect::Task => name.task,
-            };
-            if let Some(value) = value {
-                fields.insert(key.to_owned(), value);
-            }
-        };
-        let time = |time: Option<StoreTime>| time.map(|time| Value::from(time.to_string()));
-        put(&HOLDER, Some(self.holder.clone().into()));
-        put(&ACQUIRED, time(self.acquired_at));
-        put(&HEARTBEAT, time(self.heartbeat_at));
-        put(&EXPIRES, time(self.expires_at));
-        put(&TTL, self.ttl.map(|ttl| millis(ttl).into()));
-        put(&TOKEN, self.token.map(Value::from));
-        put(&NONCE, self.nonce.clone().map(Value::from));
+        let mut out = Writer { text: String::with_capacity(640), dialect };
+        out.text(&HOLDER, &self.holder);
+        out.time(&ACQUIRED, self.acquired_at);
+        out.time(&HEARTBEAT, self.heartbeat_at);
+        out.time(&EXPIRES, self.expires_at);
+        out.number(&TTL, self.ttl.map(millis));
+        out.number(&TOKEN, self.token);
+        out.maybe(&NONCE, self.nonce.as_deref());
         let state = match self.state {
             State::Held => "held",
             State::Released => "released",
         };
-        put(&STATE, Some(state.into()));
+        out.text(&STATE, state);
         if let Some(place) = &self.place {
-            put(&HOST, Some(place.host.clone().into()));
-            put(&BOOT_ID, Some(place.boot_id.clone().into()));
-            put(&BOOT_TIME, Some(millis(place.boot_time).into()));
-            put(&PID_NS, Some(place.pid_ns.clone().into()));
-            put(&PID, Some(place.process.pid.into()));
-            put(&START, Some(place.process.start.into()));
-            put(&CHILD_PID, place.child.as_ref().map(|child| child.pid.into()));
-            put(&CHILD_START, place.child.as_ref().map(|child| child.start.into()));
+            out.text(&HOST, &place.host);
+            out.text(&BOOT_ID, &place.boot_id);
+            out.number(&BOOT_TIME, Some(millis(place.boot_time)));
+            out.text(&PID_NS, &place.pid_ns);
+            out.number(&PID, Some(place.process.pid.into()));
+            out.number(&START, Some(place.process.start));
+            out.number(&CHILD_PID, place.child.as_ref().map(|child| child.pid.into()));
+            out.number(&CHILD_START, place.child.as_ref().map(|child| child.start));
         }
-        put(&ASKED_BY, self.ask.as_ref().map(|ask| ask.by.clone().into()));
-        put(&ASKED_AT, self.ask.as_ref().map(|ask| ask.at.to_string().into()));
+        out.maybe(&ASKED_BY, self.ask.as_ref().map(|ask| ask.by.as_str()));
+        out.time(&ASKED_AT, self.ask.as_ref().map(|ask| ask.at));
         for (key, value) in &self.other {
-            fields.entry(key.clone()).or_insert_with(|| value.clone());
+            // One of ours under the other dialect's name was read as ours, and is not here.
+            out.field(key);
+            out.text.push_str(&value.to_string());
         }
-        // Maps with text keys and plain values always serialise.
-        let mut bytes = serde_json::to_vec(&fields).unwrap_or_default();
-        bytes.push(b'\n');
-        bytes
+        out.text.push_str("}\n");
+        out.text.into_bytes()
     }
 
     /// The record with a fresh mark for its next write.
@@ -220,6 +214,66 @@ impl Lease {
     pub fn marked(mut self, nonce: Nonce) -> Self {
         self.nonce = Some(nonce.to_string());
         self
+    }
+}
+
+/// Writes a JSON object field by field.
+struct Writer {
+    text: String,
+    dialect: Dialect,
+}
+
+impl Writer {
+    fn field(&mut self, key: &str) {
+        self.text.push(if self.text.is_empty() { '{' } else { ',' });
+        self.string(key);
+        self.text.push(':');
+    }
+
+    fn name(&mut self, name: &Name) {
+        self.field(match self.dialect {
+            Dialect::Lock => name.lock,
+            Dialect::Task => name.task,
+        });
+    }
+
+    fn string(&mut self, text: &str) {
+        let plain = |byte: u8| (0x20..0x7f).contains(&byte) && byte != b'"' && byte != b'\\';
+        if text.bytes().all(plain) {
+            self.text.push('"');
+            self.text.push_str(text);
+            self.text.push('"');
+        } else {
+            // Text always serialises.
+            self.text.push_str(&serde_json::to_string(text).unwrap_or_default());
+        }
+    }
+
+    fn text(&mut self, name: &Name, text: &str) {
+        self.name(name);
+        self.string(text);
+    }
+
+    fn maybe(&mut self, name: &Name, text: Option<&str>) {
+        if let Some(text) = text {
+            self.text(name, text);
+        }
+    }
+
+    fn time(&mut self, name: &Name, time: Option<StoreTime>) {
+        if let Some(time) = time {
+            self.name(name);
+            self.text.push('"');
+            let _ = write!(self.text, "{time}");
+            self.text.push('"');
+        }
+    }
+
+    fn number(&mut self, name: &Name, number: Option<u64>) {
+        if let Some(number) = number {
+            self.name(name);
+            let _ = write!(self.text, "{number}");
+        }
     }
 }
 

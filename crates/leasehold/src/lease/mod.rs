@@ -106,6 +106,7 @@ struct Shared {
     name: String,
     terms: Terms,
     memory: Mutex<Memory>,
+    keeper: Mutex<tenure::Keeper>,
 }
 
 /// What a desk remembers from one request to the next.
@@ -115,6 +116,8 @@ struct Memory {
     free: Option<Seen>,
     /// Whether a record was ever seen.
     exists: bool,
+    /// Whether somebody else held it when we last wanted it.
+    contended: bool,
     /// The version that was seen last, and since when.
     watched: Option<(Version, BootTime)>,
 }
@@ -123,7 +126,14 @@ impl Desk {
     /// For the lease at `key`, to be held under `name`.
     pub fn new(store: &Store, key: Key, name: impl Into<String>, terms: Terms) -> Result<Self> {
         let (store, name, terms) = (store.clone(), name.into(), terms.checked()?);
-        Ok(Self(Arc::new(Shared { store, key, name, terms, memory: Mutex::default() })))
+        Ok(Self(Arc::new(Shared {
+            store,
+            key,
+            name,
+            terms,
+            memory: Mutex::default(),
+            keeper: Mutex::default(),
+        })))
     }
 
     /// The key.
@@ -143,10 +153,16 @@ impl Desk {
 
     /// Tries once. Does not wait for anybody, but does go on as long as the record keeps changing.
     pub async fn attempt(&self) -> Result<Attempt> {
-        let (known, exists) = {
+        let (known, exists, contended) = {
             let mut memory = self.memory();
-            (memory.free.take(), memory.exists && !self.release_removes())
+            let exists = memory.exists && !self.release_removes();
+            (memory.free.take(), exists, std::mem::take(&mut memory.contended))
         };
+        // Others wait for it, and whoever has just released it is always the first to try again:
+        // let them have a turn.
+        if contended && self.0.store.kind() == Kind::Directory {
+            wait::give_way(&self.0.store);
+        }
         match known {
             // Where a record once was there still is one: creating it would only be refused.
             None if exists => self.attempt_again().await,
@@ -160,6 +176,7 @@ impl Desk {
         if let Some(seen) = &seen
             && let Judgement::Held { left } = self.judge(seen)
         {
+            self.memory().contended = true;
             return Ok(held_by(seen, left));
         }
         self.acquire(seen, false).await
@@ -180,19 +197,15 @@ impl Desk {
             let now = store.now().await?;
             let backend = store.backend();
             let nonce = store.env().nonce();
-            let change =
-                lease::acquire(known.as_ref(), &holder, now, backend.floor(key).await?, nonce);
+            let change = lease::acquire(known.as_ref(), &holder, now, 0, nonce);
             backend.reserve(change.lease.token.unwrap_or(0)).await?;
-            let fresh = change.when == When::Absent;
             match self.write(&change.lease, change.when, nonce).await? {
                 Put::Stored(version) => {
                     let held = tenure::Held { lease: change.lease, version, sent };
                     let tenure = Tenure::new(self.clone(), held);
-                    // Whoever held it before may have released it between our asking for the floor
-                    // and our write; its token is known by now.
-                    if fresh {
-                        tenure.raise_above(backend.floor(key).await?).await?;
-                    }
+                    // Now that it is ours, everybody who held it before has released it, and their
+                    // tokens are known. Asked before, the answer could be out of date.
+                    tenure.raise_above(backend.floor(key).await?).await?;
                     return Ok(Attempt::Acquired(tenure));
                 }
                 Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
@@ -212,7 +225,10 @@ impl Desk {
                 return Ok(Attempt::Acquired(Tenure::new(self.clone(), held)));
             }
             match self.judge(&seen) {
-                Judgement::Held { left } if !force => return Ok(held_by(&seen, left)),
+                Judgement::Held { left } if !force => {
+                    self.memory().contended = true;
+                    return Ok(held_by(&seen, left));
+                }
                 Judgement::Free(why) if why != Why::Released => {
                     tracing::info!(%key, ?why, "taking over a stale lease");
                     known = Some(seen);
@@ -327,6 +343,10 @@ impl Desk {
     /// Whether a release removes the record: lock files in a directory go, as other clients expect.
     fn release_removes(&self) -> bool {
         self.0.store.kind() == Kind::Directory && self.0.terms.dialect == Dialect::Lock
+    }
+
+    fn keeper(&self) -> MutexGuard<'_, tenure::Keeper> {
+        self.0.keeper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {

@@ -1,19 +1,20 @@
 //! A lease that is held.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use leasehold_protocol::format::lease::{Ask, Lease, Process};
 use leasehold_protocol::lease::{self, Refused, Seen};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::Desk;
 use crate::env::BootTime;
 use crate::store::{Put, Unknown};
-use crate::{Result, Version, When};
+use crate::{ErrorKind, Result, Version, When};
 
 /// What we know of our lease.
 #[derive(Debug, Clone)]
@@ -31,10 +32,17 @@ pub(super) struct Held {
 #[derive(Debug)]
 pub struct Tenure {
     core: Arc<Core>,
-    /// Ends the renewals.
-    _renewals: DropGuard,
     /// Where a dropped lease is released.
     runtime: Handle,
+}
+
+/// Renews whatever is held at a desk. One task per desk, kept for the next tenure: starting one for
+/// each would cost a good part of what a lock in a directory does.
+#[derive(Debug, Default)]
+pub(super) struct Keeper {
+    core: Weak<Core>,
+    /// Ended also when its runtime did, before us.
+    task: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -60,15 +68,14 @@ impl Tenure {
             released: AtomicBool::new(false),
             asked,
         });
-        let renewals = CancellationToken::new();
-        let (task, ended) = (core.clone(), renewals.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                () = ended.cancelled() => {}
-                () = task.keep() => {}
-            }
-        });
-        Self { core, _renewals: renewals.drop_guard(), runtime: Handle::current() }
+        let runtime = Handle::current();
+        let mut keeper = core.desk.keeper();
+        keeper.core = Arc::downgrade(&core);
+        if keeper.task.as_ref().is_none_or(JoinHandle::is_finished) {
+            keeper.task = Some(runtime.spawn(keep(Arc::downgrade(&core.desk.0))));
+        }
+        drop(keeper);
+        Self { core, runtime }
     }
 
     /// The fence: higher than that of every earlier holder. Hand it to whatever you write to, and
@@ -143,7 +150,7 @@ impl Tenure {
 
 impl Drop for Tenure {
     fn drop(&mut self) {
-        if self.core.released.load(SeqCst) || self.core.lost.is_cancelled() {
+        if self.core.is_over() {
             return;
         }
         let core = self.core.clone();
@@ -155,7 +162,39 @@ impl Drop for Tenure {
     }
 }
 
+/// Renews what is held at a desk, until nothing has been for a while.
+async fn keep(desk: Weak<super::Shared>) {
+    let mut idle = false;
+    loop {
+        let (core, env, heartbeat) = {
+            let Some(desk) = desk.upgrade() else { return };
+            let mut keeper = desk.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+            let core = keeper.core.upgrade().filter(|core| !core.is_over());
+            if core.is_none() && idle {
+                keeper.task = None;
+                return;
+            }
+            drop(keeper);
+            (core, desk.store.env().clone(), desk.terms.heartbeat)
+        };
+        idle = core.is_none();
+        let pause = match core {
+            Some(core) => match core.due_in() {
+                due if due.is_zero() => core.beat().await,
+                due => due,
+            },
+            None => heartbeat,
+        };
+        env.clock().sleep(pause).await;
+    }
+}
+
 impl Core {
+    /// Released or lost: there is nothing to renew.
+    fn is_over(&self) -> bool {
+        self.released.load(SeqCst) || self.lost.is_cancelled()
+    }
+
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -165,7 +204,7 @@ impl Core {
     }
 
     fn trusted_for(&self) -> Duration {
-        if self.lost.is_cancelled() || self.released.load(SeqCst) {
+        if self.is_over() {
             return Duration::ZERO;
         }
         let ttl = self.desk.0.terms.ttl;
@@ -173,31 +212,32 @@ impl Core {
         until.since(self.desk.0.store.env().clock().boot())
     }
 
-    /// Renews until the lease is lost.
-    async fn keep(&self) {
-        let clock = self.desk.0.store.env().clock();
+    /// When to renew it next, counted from now; zero if it is due.
+    fn due_in(&self) -> Duration {
         let heartbeat = self.desk.0.terms.heartbeat;
-        let mut pause = heartbeat;
-        loop {
-            clock.sleep(pause).await;
-            pause = heartbeat;
-            if self.released.load(SeqCst) {
-                return;
+        let age = self.desk.0.store.env().clock().boot().since(self.held().sent);
+        heartbeat.saturating_sub(age)
+    }
+
+    /// A renewal that is due. Says how long to wait until the next.
+    async fn beat(&self) -> Duration {
+        let heartbeat = self.desk.0.terms.heartbeat;
+        if !self.is_trusted() {
+            if !self.released.load(SeqCst) {
+                tracing::warn!(key = %self.desk.0.key, "the lease was not renewed in time");
+                self.lost.cancel();
             }
-            if !self.is_trusted() {
-                break;
-            }
-            if let Err(error) = self.renew().await {
-                if self.lost.is_cancelled() {
-                    return;
-                }
+            return heartbeat;
+        }
+        match self.renew().await {
+            Ok(()) => heartbeat,
+            Err(error) if error.kind() == ErrorKind::Lost => heartbeat,
+            Err(error) => {
                 tracing::warn!(key = %self.desk.0.key, %error, "the lease could not be renewed");
                 // The ttl goes on running: sooner than the next heartbeat.
-                pause = heartbeat / 4;
+                heartbeat / 4
             }
         }
-        tracing::warn!(key = %self.desk.0.key, "the lease was not renewed in time");
-        self.lost.cancel();
     }
 
     /// One renewal. `Lost` if it is not ours any more.

@@ -19,6 +19,18 @@ pub(crate) struct Waiting {
     cap: Duration,
 }
 
+/// How often to look at a lock in a directory before coming back less often.
+const PATIENT: u32 = 100;
+
+/// The longest pause until then.
+const BRIEF: Duration = Duration::from_micros(600);
+
+/// Leaves a lock that others wait for to them, for a moment.
+pub(super) fn give_way(store: &Store) {
+    let part = store.env().random() as f64 / u64::MAX as f64;
+    std::thread::sleep(BRIEF.mul_f64(part));
+}
+
 impl Waiting {
     /// For at most `patience`, or for ever. On a bucket, where a look is a paid request, pauses
     /// begin at `base`; in a directory it takes microseconds, and a waiter comes back soon.
@@ -40,7 +52,12 @@ impl Waiting {
             Some(deadline) => deadline.since(now),
             None => Duration::MAX,
         };
-        let pause = full_jitter(self.attempt, self.base, self.cap, store.env().random());
+        let cap = match store.kind() {
+            // Who has not waited long comes back soon: most locks are held for less than that.
+            Kind::Directory if self.attempt < PATIENT => BRIEF,
+            _ => self.cap,
+        };
+        let pause = full_jitter(self.attempt, self.base, cap, store.env().random());
         self.attempt = self.attempt.saturating_add(1);
         // It may be stale by then, which is as good as a release.
         let pause = pause.min(left).min(held.left.max(Duration::from_millis(1)));

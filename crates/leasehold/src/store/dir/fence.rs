@@ -11,8 +11,7 @@
 //!   hour ahead at a time, so that costs one flush an hour.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -45,39 +44,38 @@ pub struct Fence(Mutex<Option<Record>>);
 
 impl Fence {
     /// Every token to be given out at this key is above this.
-    pub fn floor(&self, work: &Work, private: &OwnedFd, key: &str, boot_id: &str) -> Result<u64> {
-        let floor = {
-            let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            match &*known {
-                Some(record) => record.floor,
-                None => {
-                    let record = load(private, &work.root, boot_id)?;
-                    let floor = record.floor;
-                    *known = Some(record);
-                    floor
-                }
-            }
-        };
+    pub fn floor(&self, work: &Work, key: &str, boot_id: &str) -> Result<u64> {
+        let floor = known(&mut self.lock(), work, boot_id)?.floor;
         Ok(floor.max(work.stripes.retired(&work.root, key)?))
     }
 
     /// Makes sure that this token can be given out: that after a power loss all are above it.
-    pub fn reserve(&self, private: &OwnedFd, token: u64) -> Result<()> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(record) = &mut *known else {
-            return Err(Error::new(ErrorKind::Internal, "a token without asking for its floor"));
-        };
+    pub fn reserve(&self, work: &Work, token: u64, boot_id: &str) -> Result<()> {
+        let mut fence = self.lock();
+        let record = known(&mut fence, work, boot_id)?;
         if token <= record.mark {
             return Ok(());
         }
-        let _lock = lock(private)?;
+        let _lock = lock(&work.private)?;
         // Another process may have moved it further.
-        let mut now = read(private)?.unwrap_or_else(|| record.clone());
+        let mut now = read(&work.private)?.unwrap_or_else(|| record.clone());
         now.mark = now.mark.max(token.saturating_add(AHEAD));
-        write(private, &now)?;
+        write(&work.private, &now)?;
         record.mark = now.mark;
         Ok(())
     }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Record>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What this process knows, or what the file says.
+fn known<'a>(fence: &'a mut Option<Record>, work: &Work, boot_id: &str) -> Result<&'a mut Record> {
+    if fence.is_none() {
+        *fence = Some(load(&work.private, &work.root, boot_id)?);
+    }
+    fence.as_mut().ok_or_else(|| Error::new(ErrorKind::Internal, "the fence was just read"))
 }
 
 fn load(private: &OwnedFd, root: &OwnedFd, boot_id: &str) -> Result<Record> {

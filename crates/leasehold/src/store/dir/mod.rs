@@ -249,13 +249,12 @@ impl Backend for Dir {
 
     async fn floor(&self, key: &Key) -> Result<u64> {
         let work = self.0.work()?;
-        let boot_id = host::boot_id();
-        work.fence.floor(work, &work.private, key.as_str(), &boot_id)
+        work.fence.floor(work, key.as_str(), &host::boot_id())
     }
 
     async fn reserve(&self, token: u64) -> Result<()> {
         let work = self.0.work()?;
-        work.fence.reserve(&work.private, token)
+        work.fence.reserve(work, token, &host::boot_id())
     }
 
     async fn delete_many(&self, keys: &[Key]) -> Result<()> {
@@ -789,8 +788,10 @@ fn read_all(file: &OwnedFd, stat: &Stat) -> Result<Vec<u8>, Errno> {
         if body.len() == body.capacity() {
             body.reserve(64 << 10);
         }
+        let room = body.capacity() - body.len();
         match rustix::io::read(file, rustix::buffer::spare_capacity(&mut body)) {
-            Ok(0) => return Ok(body),
+            // A file that gives less than was asked for has no more.
+            Ok(read) if read < room => return Ok(body),
             Ok(_) => {}
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),
