@@ -129,15 +129,18 @@ pub fn judge(seen: &Seen, observer: &Observer<'_>) -> Judgement {
         if same_boot && here.pid_ns == there.pid_ns && observer.holder == Some(Liveness::Gone) {
             return Judgement::Free(Why::HolderGone);
         }
-        if observer.store_is_here && same_boot {
-            let age = here.boot_time.saturating_sub(there.boot_time);
+        // A time that is yet to come is of another clock: it proves nothing.
+        if observer.store_is_here
+            && same_boot
+            && let Some(age) = here.boot_time.checked_sub(there.boot_time)
+        {
             return match ttl.checked_sub(age).filter(|left| !left.is_zero()) {
                 Some(left) => Judgement::Held { left },
                 None => Judgement::Free(Why::Expired),
             };
         }
         // Names of hosts repeat in a fleet, but not within one directory.
-        if observer.store_is_here && here.host == there.host {
+        if observer.store_is_here && here.host == there.host && !same_boot {
             return Judgement::Free(Why::Rebooted);
         }
     }
@@ -146,14 +149,18 @@ pub fn judge(seen: &Seen, observer: &Observer<'_>) -> Judgement {
 
 /// By the store's clock, where the store is not this host; else, and where it shows no clock, by
 /// having watched the same version for that long.
+///
+/// In a directory, where this host's clock may have been set between a file's time and now
+/// (FIELD.md row 12), the file's age counts only together with having watched for a while: whoever
+/// is alive renews in that time.
 fn by_age(seen: &Seen, observer: &Observer<'_>, ttl: Duration, why: Why) -> Judgement {
     let limit = ttl.saturating_add(SLACK);
-    let age = match observer.store_is_here {
-        // A file's time and this host's clock may have a step between them (FIELD.md row 12).
-        true => Duration::ZERO,
-        false => seen.now.since(seen.modified),
+    let left_by_age = limit.saturating_sub(seen.now.since(seen.modified));
+    let left_by_watching = |span: Duration| span.saturating_sub(observer.watched);
+    let left = match observer.store_is_here {
+        true => left_by_watching(ttl).min(left_by_age.max(left_by_watching(ttl / 2))),
+        false => left_by_watching(ttl).min(left_by_age),
     };
-    let left = limit.saturating_sub(age).min(ttl.saturating_sub(observer.watched));
     match left.is_zero() {
         true => Judgement::Free(why),
         false => Judgement::Held { left },
@@ -205,6 +212,7 @@ pub fn acquire(
         ttl: Some(holder.ttl),
         token: Some(token),
         nonce: Some(nonce.to_string()),
+        lease_id: Some(nonce.to_string()),
         state: State::Held,
         place: holder.place.cloned(),
         ask: None,
@@ -254,7 +262,8 @@ pub fn after_refusal(held: &Lease, there: Option<&Seen>) -> Refused {
         Some((Ok(lease), version))
             if lease.state == State::Held
                 && lease.holder == held.holder
-                && lease.token == held.token =>
+                && lease.token == held.token
+                && lease.lease_id == held.lease_id =>
         {
             Refused::StillOurs(Box::new(lease.clone()), version.clone())
         }

@@ -26,6 +26,11 @@ pub fn here(now: BootTime) -> Option<Place> {
 
 fn find_out() -> Option<Place> {
     let pid = std::process::id();
+    // Boot clocks and start times of another time namespace, and process numbers of another
+    // process namespace's /proc, are not comparable with anybody's.
+    if !system::is_plain(pid) {
+        return None;
+    }
     Some(Place {
         host: host_name(),
         boot_id: Some(boot_id()).filter(|id| !id.is_empty())?,
@@ -79,25 +84,46 @@ mod system {
         link.map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// State and start time in `/proc/PID/stat`. The command's name, in brackets, may contain
-    /// anything, so fields are counted from the last bracket.
-    fn stat(pid: u32) -> std::io::Result<Option<(char, u64)>> {
+    /// Whether this process sees the host's clocks, and itself in `/proc`.
+    pub fn is_plain(pid: u32) -> bool {
+        let link = |name: &str| {
+            let link = std::fs::read_link(format!("/proc/{name}"));
+            link.map(|link| link.to_string_lossy().into_owned())
+        };
+        // Kernels without time namespaces have no such file.
+        let time = link("self/ns/time").unwrap_or_else(|_| "time:[4026531834]".to_owned());
+        time == "time:[4026531834]" && link("self").is_ok_and(|own| own == pid.to_string())
+    }
+
+    struct Stat {
+        state: char,
+        threads: u64,
+        start: u64,
+    }
+
+    /// What `/proc/PID/stat` says. The command's name, in brackets, may contain anything, so
+    /// fields are counted from the last bracket.
+    fn stat(pid: u32) -> std::io::Result<Option<Stat>> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
         let fields = text.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());
         let parse = |mut fields: std::str::SplitWhitespace<'_>| {
             let state = fields.next()?.chars().next()?;
-            Some((state, fields.nth(18)?.parse().ok()?))
+            let threads = fields.nth(16)?.parse().ok()?;
+            Some(Stat { state, threads, start: fields.nth(1)?.parse().ok()? })
         };
         Ok(fields.and_then(parse))
     }
 
     pub fn start_time(pid: u32) -> Option<u64> {
-        Some(stat(pid).ok()??.1)
+        Some(stat(pid).ok()??.start)
     }
 
     pub fn is_gone(process: &Process) -> bool {
         match stat(process.pid) {
-            Ok(Some((state, start))) => start != process.start || matches!(state, 'Z' | 'X'),
+            // A process whose first thread has ended looks like a zombie while others run on.
+            Ok(Some(Stat { state, threads, start })) => {
+                start != process.start || (matches!(state, 'Z' | 'X') && threads <= 1)
+            }
             // Something is there that we cannot read: that is not "gone". And what is not shown
             // may be hidden from us (hidepid): only "no such process" is proof.
             Ok(None) => false,
@@ -125,6 +151,10 @@ mod system {
         (!id.is_empty()).then_some(id)
     }
 
+    pub fn is_plain(_: u32) -> bool {
+        true
+    }
+
     pub fn pid_namespace() -> String {
         "none".to_owned()
     }
@@ -145,6 +175,10 @@ mod system {
 
     pub fn boot_id() -> Option<String> {
         None
+    }
+
+    pub fn is_plain(_: u32) -> bool {
+        false
     }
 
     pub fn pid_namespace() -> String {

@@ -143,9 +143,12 @@ async fn stale_locks_are_counted_and_fresh_ones_kept() {
     for (name, body) in [("old.json.lock", r#"{"holderId":"gone"}"#), ("empty.lock", "")] {
         std::fs::write(root.path().join("pad").join(name), body).unwrap();
     }
+    // What only ends like a lock is somebody's file: not removed, and not taken for one.
+    std::fs::write(root.path().join("pad/Cargo.lock"), "# generated\nversion = 4\n").unwrap();
     assert!(pad.acquire_lock("a.json", "alive").await.unwrap());
     assert_eq!(pad.clean_stale_locks().await.unwrap(), 2);
-    assert_eq!(files(&root, ""), ["a.json", "a.json.lock"]);
+    assert_eq!(files(&root, ""), ["Cargo.lock", "a.json", "a.json.lock"]);
+    assert_eq!(pad.acquire_lock("Cargo", "x").await.unwrap_err().kind(), ErrorKind::Data);
     pad.dispose().await.unwrap();
 }
 

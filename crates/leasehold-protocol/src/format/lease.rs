@@ -83,6 +83,9 @@ pub struct Lease {
     pub token: Option<u64>,
     /// Marks the write of this record.
     pub nonce: Option<String>,
+    /// Marks the acquisition: kept by every rewrite. Names are shared, and two who take over one
+    /// record compute the same token.
+    pub lease_id: Option<String>,
     /// Whether it is held.
     pub state: State,
     /// Where the holder runs.
@@ -119,6 +122,7 @@ names! {
     TTL: "ttlMs", "ttl_ms";
     TOKEN: "token", "token";
     NONCE: "nonce", "nonce";
+    LEASE_ID: "leaseId", "lease_id";
     STATE: "state", "state";
     HOST: "host", "host";
     BOOT_ID: "bootId", "boot_id";
@@ -163,6 +167,7 @@ impl Lease {
             ttl: taken.number(&TTL)?.map(Duration::from_millis),
             token: taken.number(&TOKEN)?,
             nonce: taken.text(&NONCE)?,
+            lease_id: taken.text(&LEASE_ID)?,
             state,
             place: taken.place()?,
             ask,
@@ -183,6 +188,7 @@ impl Lease {
         out.number(&TTL, self.ttl.map(millis));
         out.number(&TOKEN, self.token);
         out.maybe(&NONCE, self.nonce.as_deref());
+        out.maybe(&LEASE_ID, self.lease_id.as_deref());
         let state = match self.state {
             State::Held => "held",
             State::Released => "released",
@@ -357,6 +363,7 @@ mod tests {
             ttl: Some(Duration::from_secs(3)),
             token: Some(1_769_850_300_000_000),
             nonce: Some(Nonce::from_bytes([1; 16]).to_string()),
+            lease_id: Some(Nonce::from_bytes([2; 16]).to_string()),
             state: State::Held,
             place: Some(Place {
                 host: "pi-4".into(),

@@ -144,9 +144,18 @@ fn foreign_locks_in_a_directory_are_watched() {
     (foreign.ttl, foreign.expires_at, foreign.token) = (None, None, None);
     let here = place(1);
     let mut observer = in_directory(&here);
-    let old = seen(foreign, 0, 90_000);
-    assert_eq!(judge(&old, &observer), Judgement::Held { left: TTL });
+    let young = seen(foreign.clone(), 90_000, 90_000);
+    assert_eq!(judge(&young, &observer), Judgement::Held { left: TTL });
+    observer.watched = TTL - Duration::from_secs(1);
+    assert!(matches!(judge(&young, &observer), Judgement::Held { .. }));
     observer.watched = TTL;
+    assert!(is_free(judge(&young, &observer), Why::Expired));
+    // An old file is believed after half of that: the clock may have been set, but whoever is
+    // alive has renewed it meanwhile.
+    let old = seen(foreign, 0, 90_000);
+    observer.watched = Duration::ZERO;
+    assert_eq!(judge(&old, &observer), Judgement::Held { left: TTL / 2 });
+    observer.watched = TTL / 2;
     assert!(is_free(judge(&old, &observer), Why::Expired));
 }
 
@@ -212,6 +221,34 @@ fn a_holder_survives_being_asked() {
     let released = release(&asked, at(1003), NONCE);
     assert!(released.ask.is_none());
     assert_eq!(ask(&seen(released, 1003, 1003), "b", at(1004), NONCE), Asking::NobodyToAsk);
+}
+
+/// Two processes with one name take over one record: the same token, and yet only one of them
+/// holds it.
+#[test]
+fn a_namesake_with_the_same_token_is_somebody_else() {
+    let stale = seen(held(None), 1000, 2000);
+    let holder = Holder { name: "agent", ttl: TTL, place: None };
+    let ours = acquire(Some(&stale), &holder, at(2000), 0, Nonce::from_bytes([6; 16])).lease;
+    let theirs = acquire(Some(&stale), &holder, at(2000), 0, Nonce::from_bytes([7; 16])).lease;
+    assert_eq!((&ours.holder, ours.token), (&theirs.holder, theirs.token));
+    assert_eq!(after_refusal(&ours, Some(&seen(theirs, 2000, 2000))), Refused::Lost);
+    let renewed = renew(&ours, at(2001), None, NONCE);
+    assert!(matches!(
+        after_refusal(&ours, Some(&seen(renewed, 2001, 2001))),
+        Refused::StillOurs(..)
+    ));
+}
+
+/// A boot time that is yet to come is of another clock.
+#[test]
+fn a_boot_time_in_the_future_proves_nothing() {
+    let here = place(100);
+    let there = seen(held(Some(place(5000))), 1000, 1001);
+    let mut observer = in_directory(&here);
+    assert!(matches!(judge(&there, &observer), Judgement::Held { .. }));
+    observer.watched = TTL;
+    assert!(is_free(judge(&there, &observer), Why::Expired));
 }
 
 #[test]

@@ -27,6 +27,9 @@ use crate::{Error, ErrorKind, Result, Version, When, host};
 pub use tenure::Tenure;
 pub(crate) use wait::Waiting;
 
+/// How long the record of a released lease stays where releasing does not remove it.
+const TOMBSTONE: Duration = Duration::from_secs(86_400);
+
 /// How a lease is kept.
 #[derive(Debug, Clone)]
 pub struct Terms {
@@ -276,6 +279,10 @@ impl Desk {
         if let Judgement::Held { .. } = self.judge(&seen) {
             return Ok(false);
         }
+        // Where a release leaves a record, it is what keeps tokens rising: it stays for a day.
+        if !self.release_removes() && seen.now.since(seen.modified) < TOMBSTONE {
+            return Ok(false);
+        }
         let token = seen.record.as_ref().ok().and_then(|lease| lease.token).unwrap_or(0);
         self.remove(&seen.version, token).await
     }
@@ -298,8 +305,15 @@ impl Desk {
             (memory.watched, memory.exists) = (None, false);
             return Ok(None);
         };
+        // Damaged leases are healed, but what was never one is somebody's: `Cargo.lock`, say.
+        let record = Lease::parse(&object.body);
+        let start = object.body.iter().find(|byte| !byte.is_ascii_whitespace() && **byte != 0);
+        if record.is_err() && start.is_some_and(|byte| *byte != b'{') {
+            let message = "is not a lock but something else: choose another name";
+            return Err(Error::new(ErrorKind::Data, message).at(key));
+        }
         let seen = Seen {
-            record: Lease::parse(&object.body),
+            record,
             version: object.meta.version,
             modified: object.meta.modified,
             now: object.meta.now,

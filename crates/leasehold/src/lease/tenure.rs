@@ -162,30 +162,42 @@ impl Drop for Tenure {
     }
 }
 
+/// A timer stops while the machine sleeps, and the boot clock does not. So nobody sleeps for long.
+const SLICE: Duration = Duration::from_secs(1);
+
 /// Renews what is held at a desk, until nothing has been for a while.
 async fn keep(desk: Weak<super::Shared>) {
-    let mut idle = false;
+    let mut idle_since = None;
+    let mut not_before = BootTime::from_boot(Duration::ZERO);
     loop {
         let (core, env, heartbeat) = {
             let Some(desk) = desk.upgrade() else { return };
+            let env = desk.store.env().clone();
             let mut keeper = desk.keeper.lock().unwrap_or_else(PoisonError::into_inner);
             let core = keeper.core.upgrade().filter(|core| !core.is_over());
-            if core.is_none() && idle {
-                keeper.task = None;
-                return;
+            let now = env.clock().boot();
+            match (&core, idle_since) {
+                (Some(_), _) => idle_since = None,
+                (None, None) => idle_since = Some(now),
+                (None, Some(since)) if now.since(since) >= desk.terms.heartbeat => {
+                    keeper.task = None;
+                    return;
+                }
+                (None, Some(_)) => {}
             }
             drop(keeper);
-            (core, desk.store.env().clone(), desk.terms.heartbeat)
+            (core, env, desk.terms.heartbeat)
         };
-        idle = core.is_none();
-        let pause = match core {
-            Some(core) => match core.due_in() {
-                due if due.is_zero() => core.beat().await,
-                due => due,
-            },
-            None => heartbeat,
-        };
-        env.clock().sleep(pause).await;
+        let now = env.clock().boot();
+        let mut pause = heartbeat;
+        if let Some(core) = core {
+            let due = core.due_in();
+            if !core.is_trusted() || (due.is_zero() && now >= not_before) {
+                not_before = now.plus(core.beat().await);
+            }
+            pause = core.due_in().max(not_before.since(env.clock().boot()));
+        }
+        env.clock().sleep(pause.min(SLICE).max(Duration::from_millis(1))).await;
     }
 }
 
@@ -219,19 +231,19 @@ impl Core {
         heartbeat.saturating_sub(age)
     }
 
-    /// A renewal that is due. Says how long to wait until the next.
+    /// A renewal that is due. Says how long to wait before another try.
     async fn beat(&self) -> Duration {
         let heartbeat = self.desk.0.terms.heartbeat;
         if !self.is_trusted() {
-            if !self.released.load(SeqCst) {
+            if !self.is_over() {
                 tracing::warn!(key = %self.desk.0.key, "the lease was not renewed in time");
                 self.lost.cancel();
             }
-            return heartbeat;
+            return Duration::ZERO;
         }
         match self.renew().await {
-            Ok(()) => heartbeat,
-            Err(error) if error.kind() == ErrorKind::Lost => heartbeat,
+            Ok(()) => Duration::ZERO,
+            Err(error) if error.kind() == ErrorKind::Lost => Duration::ZERO,
             Err(error) => {
                 tracing::warn!(key = %self.desk.0.key, %error, "the lease could not be renewed");
                 // The ttl goes on running: sooner than the next heartbeat.

@@ -12,6 +12,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -100,9 +101,19 @@ fn lock(private: &OwnedFd) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
     let file =
         rustix::fs::openat(private, LOCK, flags, Mode::from_raw_mode(0o666)).map_err(failed)?;
-    // Held for reading and writing a small file, at most once an hour: waiting is fine.
-    rustix::fs::flock(&file, FlockOperation::LockExclusive).map_err(failed)?;
-    Ok(file)
+    // Held for reading and writing a small file, at most once an hour.
+    for _ in 0..2000 {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(5)),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Err(Error::unavailable(format!(
+        "another process has held {}/{LOCK} for 10 s; is it stopped?",
+        super::PRIVATE
+    )))
 }
 
 fn read(private: &OwnedFd) -> Result<Option<Record>> {
