@@ -6,7 +6,7 @@
 //! ```text
 //!   leasehold lock run     holds the lock
 //!     │ a pipe             closed by the kernel when it dies
-//!   leasehold (sitter)     recorded in the lock; kills the program and all of its group when the
+//!   leasehold (sitter)     recorded in the lock; kills the program and all that came of it when the
 //!     │                    pipe closes; ends after it
 //!     │ parent-death signal
 //!   the program            started through a shim that asks for the signal, so that it does not
@@ -14,17 +14,22 @@
 //! ```
 //!
 //! The program is not started before the sitter is recorded in the lock. Through the pipe the
-//! sitter hears again and again for how long the lock can be trusted; if it hears nothing in time,
-//! because its parent is stopped or cut off, it stops the program by itself.
+//! sitter hears again and again until when the lock can be trusted, by the clock that goes on
+//! during suspend. When that is over, because its parent is stopped or the machine slept, it stops
+//! the program by itself: politely, and then before anybody else may start.
+//!
+//! What is not covered: if runner *and* sitter are killed at once, the program dies with them, but
+//! processes that it had started do not.
 
 use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{ExitCode, ExitStatus};
+use std::process::{ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use leasehold::env::{BootTime, Env};
 use rustix::process::{Pid, Signal};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -53,6 +58,11 @@ pub fn entry() -> Option<ExitCode> {
     None
 }
 
+/// Whether the program shares a terminal with us, which sends it what is typed there.
+pub fn on_terminal() -> bool {
+    std::io::IsTerminal::is_terminal(&std::io::stdin())
+}
+
 /// A program that runs, and ends with us.
 pub struct Running {
     sitter: Child,
@@ -65,15 +75,20 @@ impl Running {
     pub fn start(
         command: &[OsString],
         variables: impl IntoIterator<Item = (&'static str, String)>,
+        filter: bool,
     ) -> anyhow::Result<Self> {
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        // The reading end, and only that, goes to the sitter.
+        // The reading end, and only that, goes to the sitter. Writing never waits for it.
         rustix::io::fcntl_setfd(&read, rustix::io::FdFlags::empty())?;
+        rustix::io::ioctl_fionbio(&write, true)?;
+        let stdio = || if filter { Stdio::piped() } else { Stdio::inherit() };
         let sitter = Command::new(std::env::current_exe()?)
             .arg(SITTER)
             .arg(read.as_raw_fd().to_string())
             .args(command)
             .envs(variables)
+            .stdin(stdio())
+            .stdout(stdio())
             .spawn()
             .context("cannot start the command")?;
         drop::<OwnedFd>(read);
@@ -85,11 +100,18 @@ impl Running {
         self.sitter.id()
     }
 
+    /// Where the program reads from and writes to, if it is a filter.
+    pub fn pipes(&mut self) -> Option<(tokio::process::ChildStdin, tokio::process::ChildStdout)> {
+        Some((self.sitter.stdin.take()?, self.sitter.stdout.take()?))
+    }
+
     /// Lets the program start, or go on, for this long.
-    pub fn trust(&mut self, span: Duration) -> anyhow::Result<()> {
-        let pipe = self.pipe.as_mut().context("the command was stopped")?;
-        let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-        Ok(pipe.write_all(&millis.to_le_bytes())?)
+    pub fn trust(&mut self, span: Duration) {
+        let until = millis(Env::system().clock().boot().plus(span));
+        if let Some(pipe) = &mut self.pipe {
+            // If the line is full, the sitter does not listen; if it is broken, it has ended.
+            let _ = pipe.write(&until.to_le_bytes());
+        }
     }
 
     /// Completes when the program has ended, with its exit code.
@@ -99,17 +121,35 @@ impl Running {
 
     /// Passes a signal on to the program.
     pub fn signal(&self, signal: Signal) {
-        let pid = self.pid().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-        if let Some(pid) = pid {
-            // If it has just ended, so much the better.
-            let _ = rustix::process::kill_process(pid, signal);
-        }
+        send_to(self.pid(), signal);
     }
 
-    /// Kills the program and all of its group.
-    pub fn kill(&mut self) {
+    /// Kills the program and all that came of it.
+    pub async fn kill(&mut self) -> anyhow::Result<u8> {
         self.pipe = None;
+        // A sitter that is stopped itself cannot do it; the program dies with it.
+        let sitter = self.pid();
+        tokio::select! {
+            code = self.wait() => code,
+            () = tokio::time::sleep(Duration::from_secs(1)) => {
+                send_to(sitter, Signal::KILL);
+                self.wait().await
+            }
+        }
     }
+}
+
+fn send_to(pid: Option<u32>, signal: Signal) {
+    let pid = pid.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    if let Some(pid) = pid {
+        // If it has just ended, so much the better.
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+fn millis(time: BootTime) -> u64 {
+    let since = time.since(BootTime::from_boot(Duration::ZERO));
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// 128 and the signal's number for a program that was killed, as shells have it.
@@ -123,80 +163,113 @@ fn code_of(status: ExitStatus) -> u8 {
 
 /// The sitter.
 fn sit(pipe: &str, command: Vec<OsString>) -> anyhow::Result<u8> {
-    let mut line = std::fs::File::open(format!("/dev/fd/{pipe}"))?;
-    let Some(first) = hear(&mut line) else { return Ok(0) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut program = std::process::Command::new(std::env::current_exe()?);
-        program.arg(SHIM).arg(std::process::id().to_string()).args(&command);
-        // On a terminal the program stays in the foreground group, or it could not read from it.
-        let own_group = !std::io::IsTerminal::is_terminal(&std::io::stdin());
-        if own_group {
-            program.process_group(0);
-        }
-        let mut program = Command::from(program).spawn().context("cannot start the command")?;
-        let pid = program.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-        let send = |signal: Signal| {
-            if let Some(pid) = pid {
-                let _ = match own_group {
-                    true => rustix::process::kill_process_group(pid, signal),
-                    false => rustix::process::kill_process(pid, signal),
-                };
-            }
-        };
-        let (words, mut heard) = tokio::sync::watch::channel(first);
-        std::thread::spawn(move || {
-            // Ends when the other end is closed: by intent, or because its process died.
-            while let Some(span) = hear(&mut line) {
-                words.send_replace(span);
-            }
-        });
+        // Before anything else, so that no signal finds us without.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;
         let mut quit = signal(SignalKind::quit())?;
-        let mut trusted = *heard.borrow_and_update();
+        let mut line = std::fs::File::open(format!("/dev/fd/{pipe}"))?;
+        let Some(first) = hear(&mut line) else { return Ok(0) };
+        let now = || millis(Env::system().clock().boot());
+        let span = first.saturating_sub(now());
+        if span == 0 {
+            return Ok(0);
+        }
+        // Processes whose parents die become ours, and can be killed with the rest.
+        #[cfg(target_os = "linux")]
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let mut program = std::process::Command::new(std::env::current_exe()?);
+        program.arg(SHIM).arg(std::process::id().to_string()).args(&command);
+        // On a terminal the program stays in the foreground group, or it could not read from it.
+        let own_group = !on_terminal();
+        if own_group {
+            program.process_group(0);
+        }
+        let mut program = Command::from(program).spawn().context("cannot start the command")?;
+        let pid = program.id();
+        let send = |signal: Signal| match pid.and_then(|pid| i32::try_from(pid).ok()) {
+            Some(pid) if own_group => {
+                let _ =
+                    Pid::from_raw(pid).map(|pid| rustix::process::kill_process_group(pid, signal));
+            }
+            _ => send_to(pid, signal),
+        };
+        let (words, mut heard) = tokio::sync::watch::channel(first);
+        std::thread::spawn(move || {
+            // Ends when the other end is closed: by intent, or because its process died.
+            while let Some(until) = hear(&mut line) {
+                words.send_replace(until);
+            }
+        });
         let mut warned = false;
+        let mut tick = tokio::time::interval(Duration::from_millis((span / 50).clamp(5, 200)));
         let status = loop {
             tokio::select! {
                 status = program.wait() => break status?,
-                word = heard.changed() => match word {
-                    Ok(()) => trusted = *heard.borrow_and_update(),
-                    Err(_) => {
+                // In slices: a timer stops while the machine sleeps.
+                _ = tick.tick() => {
+                    let (until, now) = (*heard.borrow(), now());
+                    if now >= until + span / 20 {
                         send(Signal::KILL);
-                        break program.wait().await?;
+                        let status = program.wait().await?;
+                        bury_all();
+                        break status;
                     }
-                },
-                // First politely, and then before anybody else may start.
-                () = tokio::time::sleep(trusted) => match warned {
-                    false => {
+                    if now >= until && !warned {
                         send(Signal::TERM);
-                        (warned, trusted) = (true, first / 20);
+                        warned = true;
                     }
-                    true => {
-                        send(Signal::KILL);
-                        break program.wait().await?;
-                    }
+                }
+                word = heard.changed() => if word.is_err() {
+                    send(Signal::KILL);
+                    let status = program.wait().await?;
+                    bury_all();
+                    break status;
                 },
                 _ = terminate.recv() => send(Signal::TERM),
-                _ = interrupt.recv() => send(Signal::INT),
+                // What is typed on a terminal the program gets from there.
+                _ = interrupt.recv() => if own_group { send(Signal::INT) },
+                _ = quit.recv() => if own_group { send(Signal::QUIT) },
                 _ = hangup.recv() => send(Signal::HUP),
-                _ = quit.recv() => send(Signal::QUIT),
             }
         };
-        // What it started in its group ends with it.
-        if own_group {
-            send(Signal::KILL);
-        }
         Ok(code_of(status))
     })
 }
 
-/// For how long the lock can be trusted, or `None` when the line is cut.
-fn hear(line: &mut std::fs::File) -> Option<Duration> {
-    let mut millis = [0; 8];
-    line.read_exact(&mut millis).ok()?;
-    Some(Duration::from_millis(u64::from_le_bytes(millis)))
+/// Kills whatever came of the program and has become ours, until there is nothing left.
+#[cfg(target_os = "linux")]
+fn bury_all() {
+    use rustix::process::{WaitOptions, wait};
+    let me = std::process::id().to_string();
+    // Each round reaches the next generation; no family is that deep.
+    for _ in 0..1000 {
+        let own = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| {
+            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+            let (_, rest) = stat.rsplit_once(')')?;
+            (rest.split_whitespace().nth(1)? == me).then_some(pid)
+        });
+        own.for_each(|pid| send_to(Some(pid), Signal::KILL));
+        match wait(WaitOptions::NOHANG) {
+            Err(_) => return,
+            Ok(Some(_)) => {}
+            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// Without a way to adopt them, the group is all that can be reached.
+#[cfg(not(target_os = "linux"))]
+fn bury_all() {}
+
+/// Until when the lock can be trusted, or `None` when the line is cut.
+fn hear(line: &mut std::fs::File) -> Option<u64> {
+    let mut until = [0; 8];
+    line.read_exact(&mut until).ok()?;
+    Some(u64::from_le_bytes(until))
 }
 
 /// The shim: asks to die with its parent, and becomes the program.

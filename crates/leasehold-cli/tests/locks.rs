@@ -140,6 +140,53 @@ fn after_kill_9_the_next_is_quick_and_never_doubled() {
     assert!(gaps[gaps.len() / 2] < Duration::from_millis(1500), "{gaps:?}");
 }
 
+/// What the command has started goes with it, in whatever group it is.
+#[cfg(target_os = "linux")]
+#[test]
+fn after_kill_9_nothing_that_came_of_the_command_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let script =
+        format!("setsid sh -c '{}' & timeout 60 sh -c '{}'", beating("own"), beating("deep"));
+    let mut first = leasehold(dir);
+    first.args(["lock", "run", "x", "--", "sh", "-c", &script]).stderr(Stdio::null());
+    let mut first = first.spawn().unwrap();
+    for name in ["own", "deep"] {
+        wait_for(&dir.join(format!("{name}.start")));
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let mut second = holder(dir, "b", &[]);
+    let started = nanos(&dir.join("b.start"));
+    std::thread::sleep(Duration::from_millis(50));
+    for name in ["own", "deep"] {
+        let last = nanos(&dir.join(format!("{name}.beat")));
+        assert!(last <= started, "{name} was alive {} ns after its successor", last - started);
+    }
+    second.kill().unwrap();
+    second.wait().unwrap();
+}
+
+/// Releasing what is stale never takes it from somebody who has just got it.
+#[test]
+fn release_without_force_robs_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    assert_eq!(run(leasehold(dir).arg("init")).0, 0);
+    for round in 0..12 {
+        std::fs::create_dir_all(dir.join(".leasehold/locks")).unwrap();
+        let stale = r#"{"holderId":"dead","state":"released","token":5}"#;
+        std::fs::write(dir.join(".leasehold/locks/x.lock"), stale).unwrap();
+        let mut holder = leasehold(dir);
+        holder.args(["lock", "run", "x", "--", "sleep", "0.2"]).stderr(Stdio::null());
+        let mut holder = holder.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(round));
+        let (code, _, err) = run(leasehold(dir).args(["lock", "release", "x"]));
+        assert!(code == 0 || code == 3, "{code}: {err}");
+        assert_eq!(holder.wait().unwrap().code(), Some(0), "round {round}: it lost its lock");
+    }
+}
+
 /// FIELD.md row 5 with real processes: stopped past its ttl, taken over, and woken again.
 #[test]
 fn who_was_stopped_too_long_finds_out() {

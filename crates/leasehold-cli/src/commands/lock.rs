@@ -11,7 +11,7 @@ use leasehold::{Error, ErrorKind, Key, Store, host};
 use serde::Serialize;
 
 use crate::args::{Args, Command, Elect, LockCommand, LockName, LockTerms, Program};
-use crate::child::Running;
+use crate::child::{Running, on_terminal};
 use crate::config;
 use crate::exit::{Ending, Exit};
 use crate::render;
@@ -94,8 +94,14 @@ pub async fn run(args: &Args, store: &Store, command: &LockCommand) -> anyhow::R
                 }
                 Err(error) => return Err(error.into()),
             };
-            let ended = run_under(&guard, run, heartbeat).await?;
-            finish(guard, ended).await
+            match run_under(&guard, run, heartbeat).await {
+                Ok(ended) => finish(guard, ended).await,
+                Err(error) => {
+                    // Nobody should have to wait for the ttl because we could not start something.
+                    let _ = guard.release().await;
+                    Err(error)
+                }
+            }
         }
         LockCommand::Ls => ls(args, store).await,
         LockCommand::Show { lock } => show(args, &lock_at(args, store, lock, &no_terms())?).await,
@@ -138,14 +144,14 @@ async fn run_under(
     run: &Program,
     heartbeat: std::time::Duration,
 ) -> anyhow::Result<Ended> {
-    let mut running =
-        Running::start(&run.command, [("LEASEHOLD_TOKEN", guard.token().to_string())])?;
+    let (mut terminate, mut interrupt, mut hangup) = signals()?;
+    let variables = [("LEASEHOLD_TOKEN", guard.token().to_string())];
+    let mut running = Running::start(&run.command, variables, false)?;
     // First it stands in the lock, then it starts.
     guard.set_child(running.pid().and_then(host::process)).await?;
-    running.trust(guard.trusted_for())?;
-    let mut tick = tokio::time::interval(heartbeat / 2);
+    running.trust(guard.trusted_for());
+    let mut tick = tokio::time::interval((heartbeat / 2).min(std::time::Duration::from_secs(1)));
     let lost = guard.lost();
-    let (mut terminate, mut interrupt, mut hangup) = signals()?;
     let mut stopping = None;
     let mut was_lost = false;
     loop {
@@ -158,12 +164,11 @@ async fn run_under(
         tokio::select! {
             code = running.wait() => {
                 let code = code?;
-                return Ok(if was_lost { Ended::Lost } else { Ended::By(code) });
+                // Its sitter may have stopped it because the lock could not be trusted any more.
+                let lost = was_lost || guard.check().is_err();
+                return Ok(if lost { Ended::Lost } else { Ended::By(code) });
             }
-            _ = tick.tick(), if !was_lost => {
-                // If the command has just ended, its sitter does not listen any more.
-                let _ = running.trust(guard.trusted_for());
-            }
+            _ = tick.tick(), if !was_lost => running.trust(guard.trusted_for()),
             () = lost.cancelled(), if !was_lost => {
                 render::say("the lock was lost: stopping the command");
                 was_lost = true;
@@ -176,11 +181,13 @@ async fn run_under(
                 stopping = Some(after(run.grace));
             }
             () = deadline => {
-                running.kill();
-                stopping = None;
+                let code = running.kill().await?;
+                return Ok(if was_lost { Ended::Lost } else { Ended::By(code) });
             }
             _ = terminate.recv() => running.signal(rustix::process::Signal::TERM),
-            _ = interrupt.recv() => running.signal(rustix::process::Signal::INT),
+            _ = interrupt.recv() => if !on_terminal() {
+                running.signal(rustix::process::Signal::INT);
+            },
             _ = hangup.recv() => running.signal(rustix::process::Signal::HUP),
         }
     }
@@ -346,24 +353,39 @@ async fn ask(args: &Args, lock: &Lock) -> anyhow::Result<Ending> {
 
 async fn release(lock: &Lock, force: bool) -> anyhow::Result<Ending> {
     let Some(info) = lock.info().await? else { return Ok(Exit::Done.into()) };
-    if let Judgement::Held { .. } = info.judgement
-        && !force
+    if let Judgement::Free(_) = info.judgement
+        && lock.clean().await?
     {
-        let who = info.lease.map_or_else(|error| error, |lease| lease.holder);
-        render::say(format_args!(
-            "{}: refused, {who} holds it; ask it with `lock ask`, or take it with --force",
-            lock.key()
-        ));
-        return Ok(Exit::Refused.into());
+        return Ok(Exit::Done.into());
     }
-    lock.force().await?.release().await?;
+    let guard = match force {
+        true => lock.force().await?,
+        // Whoever has taken it since we looked keeps it.
+        false => match lock.try_acquire().await? {
+            Ok(guard) => guard,
+            Err(held) => {
+                render::say(format_args!(
+                    "{}: refused, {} holds it; ask it with `lock ask`, or take it with --force",
+                    lock.key(),
+                    held.holder
+                ));
+                return Ok(Exit::Refused.into());
+            }
+        },
+    };
+    guard.release().await?;
     Ok(Exit::Done.into())
 }
 
 async fn clean(args: &Args, store: &Store) -> anyhow::Result<Ending> {
     let mut cleaned = 0;
     for (_, lock) in locks(args, store).await? {
-        cleaned += usize::from(lock.clean().await?);
+        match lock.clean().await {
+            Ok(done) => cleaned += usize::from(done),
+            // Not a lock at all: not ours to remove.
+            Err(error) if error.kind() == ErrorKind::Data => render::say(&error),
+            Err(error) => return Err(error.into()),
+        }
     }
     match args.json {
         true => render::json(&serde_json::json!({ "cleaned": cleaned }))?,

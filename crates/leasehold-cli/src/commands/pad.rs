@@ -1,14 +1,14 @@
 //! `leasehold pad`: shared files, changed safely.
 
 use std::io::{Read as _, Write as _};
-use std::process::Stdio;
 
 use anyhow::Context as _;
-use leasehold::scratchpad::{Format, Scratchpad};
+use leasehold::scratchpad::{Format, Locked, Scratchpad};
 use leasehold::{Error, ErrorKind, Key, Store, host};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::args::{Args, LockTerms, PadCommand};
+use crate::child::Running;
 use crate::config;
 use crate::exit::{Ending, Exit};
 use crate::render;
@@ -100,7 +100,7 @@ async fn update(
     };
     let changed = async {
         let before = locked.read_bytes().await?.unwrap_or_default();
-        let (code, after) = filter(command, &before, locked.token()).await?;
+        let (code, after) = filter(command, &before, &locked).await?;
         if code != 0 {
             return Ok(Ending::Program(code));
         }
@@ -117,28 +117,35 @@ async fn update(
     outcome
 }
 
+/// Runs the command between the file as it is and as it will be. It ends with us, as what runs
+/// under a lock has to.
 async fn filter(
     command: &[std::ffi::OsString],
     input: &[u8],
-    token: u64,
+    locked: &Locked<'_>,
 ) -> anyhow::Result<(u8, Vec<u8>)> {
-    let (program, words) = command.split_first().context("no command")?;
-    let mut child = tokio::process::Command::new(program)
-        .args(words)
-        .env("LEASEHOLD_TOKEN", token.to_string())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
-    let mut stdin = child.stdin.take().context("the command has no standard input")?;
+    let variables = [("LEASEHOLD_TOKEN", locked.token().to_string())];
+    let mut running = Running::start(command, variables, true)?;
+    let (mut stdin, mut stdout) = running.pipes().context("the command has no pipes")?;
+    running.trust(locked.trusted_for());
     let feed = async {
         // A command that does not read its input is fine.
         let _ = stdin.write_all(input).await;
         drop(stdin);
     };
-    let ((), output) = tokio::join!(feed, child.wait_with_output());
-    let output = output?;
-    let code = output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
-    Ok((code, output.stdout))
+    let talk = async {
+        let mut output = Vec::new();
+        let ((), read) = tokio::join!(feed, stdout.read_to_end(&mut output));
+        read.map(|_| output)
+    };
+    tokio::pin!(talk);
+    let mut tick = tokio::time::interval(std::time::Duration::from_millis(200));
+    let output = loop {
+        tokio::select! {
+            output = &mut talk => break output?,
+            _ = tick.tick() => running.trust(locked.trusted_for()),
+        }
+    };
+    let code = running.wait().await?;
+    Ok((code, output))
 }

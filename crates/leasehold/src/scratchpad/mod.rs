@@ -406,6 +406,11 @@ impl Locked<'_> {
         self.guard.token()
     }
 
+    /// For how long the lock can be trusted from now on, if it is not renewed.
+    pub fn trusted_for(&self) -> Duration {
+        self.guard.trusted_for()
+    }
+
     /// Whether the lock can be trusted at this moment.
     pub fn check(&self) -> Result<()> {
         self.guard.check()
