@@ -33,7 +33,7 @@ fn find_out() -> Option<Place> {
     }
     Some(Place {
         host: host_name(),
-        boot_id: Some(boot_id()).filter(|id| !id.is_empty())?,
+        boot_id: Some(boot_id().to_owned()).filter(|id| !id.is_empty())?,
         boot_time: Duration::ZERO,
         pid_ns: pid_namespace(),
         process: Process { pid, start: start_time(pid)? },
@@ -42,9 +42,9 @@ fn find_out() -> Option<Place> {
 }
 
 /// Which boot of this host this is; empty where the system does not say.
-pub fn boot_id() -> String {
+pub fn boot_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
-    ID.get_or_init(|| system::boot_id().unwrap_or_default()).clone()
+    ID.get_or_init(|| system::boot_id().unwrap_or_default())
 }
 
 /// The process with this number, as it can be recognised later.

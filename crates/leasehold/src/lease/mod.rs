@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use leasehold_protocol::format::lease::{Ask, Dialect, Lease, Place};
+use leasehold_protocol::format::lease::{Ask, Dialect, Lease};
 use leasehold_protocol::key::Key;
 use leasehold_protocol::lease::{self, Asking, Holder, Judgement, Observer, Refused, Seen, Why};
 use leasehold_protocol::settle::Proof;
@@ -365,10 +365,6 @@ impl Desk {
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
         self.0.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn place(&self, now: BootTime) -> Option<Place> {
-        host::here(now)
     }
 
     fn lost(&self) -> Error {

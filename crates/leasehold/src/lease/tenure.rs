@@ -265,7 +265,7 @@ impl Core {
             let sent = store.env().clock().boot();
             let Held { lease: held, version, .. } = self.held().clone();
             let nonce = store.env().nonce();
-            let boot_time = self.desk.place(sent).map(|place| place.boot_time);
+            let boot_time = Some(sent.since(BootTime::from_boot(Duration::ZERO)));
             let mut renewed = lease::renew(&held, store.now().await?, boot_time, nonce);
             change(&mut renewed);
             match self.desk.write(&renewed, When::Matches(version), nonce).await? {
@@ -311,13 +311,17 @@ impl Core {
             if self.lost.is_cancelled() {
                 return Err(self.desk.lost());
             }
-            let Held { lease: held, version, .. } = self.held().clone();
             if self.desk.release_removes() {
-                if self.desk.remove(&version, held.token.unwrap_or(0)).await? {
+                let (version, token) = {
+                    let held = self.held();
+                    (held.version.clone(), held.lease.token.unwrap_or(0))
+                };
+                if self.desk.remove(&version, token).await? {
                     self.released.store(true, SeqCst);
                     return Ok(());
                 }
             } else {
+                let Held { lease: held, version, .. } = self.held().clone();
                 let nonce = store.env().nonce();
                 let now = store.now().await?;
                 let released = lease::release(&held, now, nonce);
@@ -335,6 +339,7 @@ impl Core {
                     Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
                 }
             }
+            let held = self.held().lease.clone();
             self.read_again(&held).await?;
         }
     }

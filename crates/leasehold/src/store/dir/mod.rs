@@ -249,12 +249,12 @@ impl Backend for Dir {
 
     async fn floor(&self, key: &Key) -> Result<u64> {
         let work = self.0.work()?;
-        work.fence.floor(work, key.as_str(), &host::boot_id())
+        work.fence.floor(work, key.as_str(), host::boot_id())
     }
 
     async fn reserve(&self, token: u64) -> Result<()> {
         let work = self.0.work()?;
-        work.fence.reserve(work, token, &host::boot_id())
+        work.fence.reserve(work, token, host::boot_id())
     }
 
     async fn delete_many(&self, keys: &[Key]) -> Result<()> {
