@@ -163,7 +163,7 @@ pub struct LockName {
 
 /// How a lock is acquired and kept. What is not given comes from leasehold.toml, else from what
 /// suits the store.
-#[derive(Debug, ClapArgs)]
+#[derive(Debug, Default, ClapArgs)]
 pub struct LockTerms {
     /// How long to wait for it, like 30s
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -176,6 +176,14 @@ pub struct LockTerms {
     /// How often it is renewed
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub heartbeat: Option<Duration>,
+
+    /// How often to try at most, with pauses that double; not with --wait
+    #[arg(long, value_name = "N", conflicts_with = "wait", value_parser = clap::value_parser!(u32).range(1..))]
+    pub attempts: Option<u32>,
+
+    /// The first pause between two tries
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub retry_delay: Option<Duration>,
 
     /// The name under which it is held [default: host:pid]
     #[arg(long, value_name = "NAME")]

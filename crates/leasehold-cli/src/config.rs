@@ -63,9 +63,9 @@ pub fn lock_settings(args: &Args, terms: &LockTerms, kind: Kind) -> anyhow::Resu
         // With a time to wait, that is what counts.
         attempts: match terms.wait {
             Some(_) => u32::MAX,
-            None => file.attempts.unwrap_or(usual.attempts),
+            None => terms.attempts.or(file.attempts).unwrap_or(usual.attempts),
         },
-        retry_delay: pick(None, &file.retry_delay, usual.retry_delay)?,
+        retry_delay: pick(terms.retry_delay, &file.retry_delay, usual.retry_delay)?,
     })
 }
 

@@ -95,6 +95,9 @@ fn who_cannot_get_it_is_told_and_may_ask() {
         run(leasehold(dir).args(["lock", "run", "x", "--wait", "50ms", "--", "true"]));
     assert_eq!(code, 75);
     assert!(err.contains("still held by first after 50ms"), "{err}");
+    // One attempt means no waiting at all.
+    let once = ["lock", "run", "x", "--attempts", "1", "--", "true"];
+    assert_eq!(run(leasehold(dir).args(once)).0, 75);
     let (code, out, _) = run(leasehold(dir).args(["--json", "lock", "show", "x"]));
     assert_eq!(code, 0);
     assert!(out.contains(r#""state":"held""#) && out.contains(r#""holder":"first""#), "{out}");

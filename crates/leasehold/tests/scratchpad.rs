@@ -22,8 +22,8 @@ fn pad() -> (Scratchpad, tempfile::TempDir) {
 fn quick() -> LockSettings {
     LockSettings {
         timeout: Duration::from_millis(100),
-        heartbeat: Duration::from_millis(50),
-        ttl: Duration::from_millis(300),
+        heartbeat: Duration::from_millis(100),
+        ttl: Duration::from_secs(1),
         ..LockSettings::of(Kind::Directory)
     }
 }

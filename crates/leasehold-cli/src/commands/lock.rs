@@ -43,10 +43,6 @@ pub fn folder_of(file: &Path) -> Result<StoreUrl, Error> {
     }
 }
 
-fn no_terms() -> LockTerms {
-    LockTerms { wait: None, ttl: None, heartbeat: None, holder: None }
-}
-
 fn holder(terms: &LockTerms) -> String {
     let usual = || format!("{}:{}", host::host_name(), std::process::id());
     terms.holder.clone().unwrap_or_else(usual)
@@ -104,10 +100,14 @@ pub async fn run(args: &Args, store: &Store, command: &LockCommand) -> anyhow::R
             }
         }
         LockCommand::Ls => ls(args, store).await,
-        LockCommand::Show { lock } => show(args, &lock_at(args, store, lock, &no_terms())?).await,
-        LockCommand::Ask { lock } => ask(args, &lock_at(args, store, lock, &no_terms())?).await,
+        LockCommand::Show { lock } => {
+            show(args, &lock_at(args, store, lock, &LockTerms::default())?).await
+        }
+        LockCommand::Ask { lock } => {
+            ask(args, &lock_at(args, store, lock, &LockTerms::default())?).await
+        }
         LockCommand::Release { lock, force } => {
-            release(&lock_at(args, store, lock, &no_terms())?, *force).await
+            release(&lock_at(args, store, lock, &LockTerms::default())?, *force).await
         }
         LockCommand::Clean => clean(args, store).await,
     }
@@ -267,14 +267,15 @@ fn row(name: String, info: &Info) -> Row {
 
 /// The records of named locks.
 async fn locks(args: &Args, store: &Store) -> anyhow::Result<Vec<(String, Lock)>> {
-    let settings = config::lock_settings(args, &no_terms(), store.kind())?;
+    let settings = config::lock_settings(args, &LockTerms::default(), store.kind())?;
     let mut listing = store.list(List::prefix("locks/")?);
     let mut locks = Vec::new();
     while let Some(page) = listing.next_page().await? {
         for entry in page.entries {
             let name = entry.key.as_str().trim_start_matches("locks/").strip_suffix(".lock");
             if let Some(name) = name.and_then(decode_segment) {
-                let lock = Lock::at(store, entry.key, holder(&no_terms()), settings.clone())?;
+                let lock =
+                    Lock::at(store, entry.key, holder(&LockTerms::default()), settings.clone())?;
                 locks.push((name, lock));
             }
         }

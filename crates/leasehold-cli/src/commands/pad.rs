@@ -49,7 +49,7 @@ pub async fn run(args: &Args, store: &Store, command: &PadCommand) -> anyhow::Re
 }
 
 fn open(args: &Args, store: &Store, terms: Option<&LockTerms>) -> anyhow::Result<Scratchpad> {
-    let none = LockTerms { wait: None, ttl: None, heartbeat: None, holder: None };
+    let none = LockTerms::default();
     let terms = terms.unwrap_or(&none);
     let holder = format!("{}:{}", host::host_name(), std::process::id());
     let pad = Scratchpad::on(store, terms.holder.clone().unwrap_or(holder))?;

@@ -8,6 +8,69 @@ use std::time::Duration;
 use super::HeldBy;
 use crate::{Error, ErrorKind, Result};
 
+/// A thread that keeps heartbeats going.
+fn runtime() -> Result<Arc<tokio::runtime::Runtime>> {
+    let built = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("leasehold-lock")
+        .enable_all()
+        .build();
+    built.map(Arc::new).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "cannot start a thread").caused_by(error)
+    })
+}
+
+/// A lock with several holders, for code that is not async.
+#[derive(Debug, Clone)]
+pub struct Semaphore {
+    semaphore: super::Semaphore,
+    runtime: Arc<tokio::runtime::Runtime>,
+}
+
+impl Semaphore {
+    /// The same semaphore, without async.
+    pub fn new(semaphore: super::Semaphore) -> Result<Self> {
+        Ok(Self { semaphore, runtime: runtime()? })
+    }
+
+    /// Waits for a slot as long as the settings say.
+    pub fn acquire(&self) -> Result<Guard> {
+        let guard = self.runtime.block_on(self.semaphore.acquire())?;
+        Ok(Guard { guard: Some(guard), runtime: self.runtime.clone() })
+    }
+
+    /// A slot, or who holds the one that is likely to be free first.
+    pub fn try_acquire(&self) -> Result<Result<Guard, HeldBy>> {
+        let tried = self.runtime.block_on(self.semaphore.try_acquire())?;
+        Ok(tried.map(|guard| Guard { guard: Some(guard), runtime: self.runtime.clone() }))
+    }
+}
+
+/// An election, for code that is not async.
+#[derive(Debug, Clone)]
+pub struct Election {
+    election: super::Election,
+    runtime: Arc<tokio::runtime::Runtime>,
+}
+
+impl Election {
+    /// The same election, without async.
+    pub fn new(election: super::Election) -> Result<Self> {
+        Ok(Self { election, runtime: runtime()? })
+    }
+
+    /// Waits until we lead, as long as it takes.
+    pub fn campaign(&self) -> Result<Guard> {
+        let guard = self.runtime.block_on(self.election.campaign())?;
+        Ok(Guard { guard: Some(guard), runtime: self.runtime.clone() })
+    }
+
+    /// Who leads now.
+    pub fn leader(&self) -> Result<Option<String>> {
+        self.runtime.block_on(self.election.leader())
+    }
+}
+
 /// A lock for code that is not async.
 #[derive(Debug, Clone)]
 pub struct Lock {
@@ -25,15 +88,7 @@ pub struct Guard {
 impl Lock {
     /// The same lock, without async.
     pub fn new(lock: super::Lock) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("leasehold-lock")
-            .enable_all()
-            .build()
-            .map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "cannot start a thread").caused_by(error)
-            })?;
-        Ok(Self { lock, runtime: Arc::new(runtime) })
+        Ok(Self { lock, runtime: runtime()? })
     }
 
     /// Waits for the lock as long as the settings say.
