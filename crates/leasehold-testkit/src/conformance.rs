@@ -525,6 +525,19 @@ pub async fn unconditional_put(case: Case) {
     assert!(versions.contains(&version));
 }
 
+/// A store on this server, below a prefix.
+pub fn on_server(server: &crate::servers::Server, scheme: &str, prefix: &str) -> Store {
+    let url = format!("{scheme}://{}/{prefix}", server.bucket());
+    let mut connect = leasehold::store::Connect::new(url.parse().unwrap());
+    connect.cloud = leasehold::store::cloud::CloudOptions {
+        endpoint: Some(server.endpoint()),
+        access_key: Some(server.access_key().to_owned()),
+        secret_key: Some(server.secret_key().to_owned()),
+        ..Default::default()
+    };
+    connect.open().unwrap()
+}
+
 /// A store behind an `Arc`'d backend, for cases that wrap one.
 pub fn over(backend: Arc<dyn leasehold::store::Backend>) -> Store {
     Store::new(backend, leasehold::env::Env::system(), leasehold::StoreSettings::default())

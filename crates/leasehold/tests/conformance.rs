@@ -4,9 +4,8 @@
 
 use std::sync::OnceLock;
 
-use leasehold::store::cloud::CloudOptions;
 use leasehold::store::{Connect, Store, StoreUrl};
-use leasehold_testkit::conformance::{Backslash, Traits};
+use leasehold_testkit::conformance::{Backslash, Traits, on_server};
 use leasehold_testkit::conformance_tests;
 use leasehold_testkit::servers::Server;
 
@@ -28,15 +27,7 @@ mod directory {
 }
 
 fn bucket(scheme: &str, server: &Server) -> Store {
-    let url = format!("{scheme}://{}/fleet/one", server.bucket());
-    let mut connect = Connect::new(url.parse().unwrap());
-    connect.cloud = CloudOptions {
-        endpoint: Some(server.endpoint()),
-        access_key: Some(server.access_key().to_owned()),
-        secret_key: Some(server.secret_key().to_owned()),
-        ..CloudOptions::default()
-    };
-    connect.open().unwrap()
+    on_server(server, scheme, "fleet/one")
 }
 
 mod seaweedfs {

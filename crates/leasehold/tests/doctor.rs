@@ -10,7 +10,7 @@ use leasehold::store::doctor::{Doctor, Outcome, Report, Verdict};
 use leasehold::store::memory::Memory;
 use leasehold::store::{Connect, List, Store, StoreUrl};
 use leasehold::{ErrorKind, Key, Write};
-use leasehold_testkit::conformance::over;
+use leasehold_testkit::conformance::{on_server, over};
 use leasehold_testkit::faulty::{Broken, Faulty};
 use leasehold_testkit::servers::Server;
 
@@ -33,15 +33,7 @@ fn not_passed(report: &Report) -> Vec<&'static str> {
 }
 
 fn bucket(server: &Server) -> Store {
-    let url = format!("s3://{}/fleet", server.bucket());
-    let mut connect = Connect::new(url.parse().unwrap());
-    connect.cloud = CloudOptions {
-        endpoint: Some(server.endpoint()),
-        access_key: Some(server.access_key().to_owned()),
-        secret_key: Some(server.secret_key().to_owned()),
-        ..CloudOptions::default()
-    };
-    connect.open().unwrap()
+    on_server(server, "s3", "fleet")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

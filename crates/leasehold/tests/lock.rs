@@ -9,11 +9,10 @@ use std::time::Duration;
 use leasehold::env::Env;
 use leasehold::lease::Asked;
 use leasehold::lock::{Election, Lock, LockSettings, Semaphore, blocking};
-use leasehold::store::cloud::CloudOptions;
 use leasehold::store::memory::Memory;
 use leasehold::store::{Connect, Kind, Store, StoreUrl};
 use leasehold::{ErrorKind, Key, Write};
-use leasehold_testkit::conformance::over;
+use leasehold_testkit::conformance::{on_server, over};
 use leasehold_testkit::faulty::{Fault, Faulty};
 use leasehold_testkit::servers::Server;
 
@@ -30,15 +29,7 @@ fn again(root: &tempfile::TempDir) -> Store {
 
 fn bucket(prefix: &str) -> Store {
     static SERVER: OnceLock<Server> = OnceLock::new();
-    let server = SERVER.get_or_init(Server::seaweedfs);
-    let mut connect = Connect::new(format!("s3://{}/{prefix}", server.bucket()).parse().unwrap());
-    connect.cloud = CloudOptions {
-        endpoint: Some(server.endpoint()),
-        access_key: Some(server.access_key().to_owned()),
-        secret_key: Some(server.secret_key().to_owned()),
-        ..CloudOptions::default()
-    };
-    connect.open().unwrap()
+    on_server(SERVER.get_or_init(Server::seaweedfs), "s3", prefix)
 }
 
 fn quick() -> LockSettings {

@@ -1,0 +1,364 @@
+//! Objects as files: what is done with them, once it is decided.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use leasehold_protocol::cas::{Version, When};
+use leasehold_protocol::key::Key;
+use leasehold_protocol::time::StoreTime;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
+
+use super::names::path_of;
+use super::{HASHED, Temp, Work};
+use crate::store::content_version;
+use crate::store::types::{Delete, Durability};
+use crate::{Error, ErrorKind, Result};
+
+/// Makes the temporary file the object at `key`, if there is none. Needs no lock: the kernel
+/// decides who is first, and those who hold the lock only ever replace or remove what is there.
+pub(super) fn create(
+    work: &Work,
+    key: &Key,
+    temp: &mut Temp,
+    body: &[u8],
+) -> Result<Option<Version>> {
+    let path = path_of(key.as_str());
+    // Others may remove folders as fast as we make them, but not for ever.
+    for _ in 0..100 {
+        match rename_new(work, temp.name(), &path) {
+            Ok(()) => {
+                temp.became_object();
+                work.note_created(&path);
+                return Ok(Some(stored_version(body, &temp.file)));
+            }
+            Err(Errno::EXIST) => match file_type(work, &path) {
+                // An empty folder was in the way, and is gone by now.
+                None => {}
+                Some(FileType::Directory) if remove_empty(work, &path) => {}
+                Some(FileType::Directory) => {
+                    return Err(Error::invalid(
+                        "other keys have this one as their directory: choose another name",
+                    )
+                    .at(key));
+                }
+                Some(_) => return Ok(None),
+            },
+            Err(Errno::NOENT) => {
+                work.check_temp(temp).map_err(|error| error.at(key))?;
+                match work.make_folders_above(&path) {
+                    // Made, or removed again while we made the next: try once more.
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(error) => return Err(folder_error(error).at(key)),
+                }
+            }
+            Err(error) => return Err(folder_error(error).at(key)),
+        }
+    }
+    Err(Error::unavailable("others keep removing the folder of this key").at(key))
+}
+
+/// Makes the temporary file the object at `key` if `when` holds. The caller holds the lock.
+pub(super) fn replace(
+    work: &Work,
+    key: &Key,
+    temp: &mut Temp,
+    body: &[u8],
+    when: &When,
+    durability: Durability,
+) -> Result<Option<Version>> {
+    let path = path_of(key.as_str());
+    loop {
+        let there = open(&work.root, key)?;
+        if let When::Matches(expected) = when {
+            let Some((file, stat)) = &there else { return Ok(None) };
+            let now = read_version(file, stat).map_err(|error| io_error("read", error).at(key))?;
+            if now != *expected {
+                return Ok(None);
+            }
+        }
+        let Some((_, stat)) = there else {
+            // Unconditional, and nothing there: a creator may still be faster, then replace that.
+            match create(work, key, temp, body)? {
+                Some(version) => return Ok(Some(version)),
+                None => continue,
+            }
+        };
+        keep_permissions(&temp.file, &stat);
+        match rename_over(work, temp, &path, durability) {
+            Ok(()) => return Ok(Some(stored_version(body, &temp.file))),
+            // Only those with the lock remove objects, so it is the temporary file that is gone.
+            Err(Errno::NOENT) => {
+                work.check_temp(temp).map_err(|error| error.at(key))?;
+            }
+            Err(error) => return Err(write_error(error).at(key)),
+        }
+    }
+}
+
+/// Removes the object if it is this version. The caller holds the lock.
+pub(super) fn remove(work: &Work, key: &Key, version: Option<&Version>) -> Result<Delete> {
+    if let Some(version) = version
+        && file_meta(&work.root, key)?.map(|(there, _)| there).as_ref() != Some(version)
+    {
+        return Ok(Delete::Refused);
+    }
+    let path = path_of(key.as_str());
+    let unlinked = beneath(&work.root, &path)
+        .and_then(|(folder, name)| rustix::fs::unlinkat(folder.as_fd(), name, AtFlags::empty()));
+    match unlinked {
+        Ok(()) => Ok(Delete::Deleted),
+        // EISDIR on Linux, EPERM on macOS: a folder is not an object.
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Ok(Delete::Deleted),
+        Err(error) => Err(write_error(error).at(key)),
+    }
+}
+
+pub(super) fn rename_new(work: &Work, temp: &str, path: &str) -> Result<(), Errno> {
+    let (folder, name) = beneath(&work.root, path)?;
+    let flags = RenameFlags::NOREPLACE;
+    match rustix::fs::renameat_with(&work.temps, temp, folder.as_fd(), name, flags) {
+        // Some file systems cannot; a hard link never replaces either.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            rustix::fs::linkat(&work.temps, temp, folder.as_fd(), name, AtFlags::empty())?;
+            // The object is there. A temporary name that stays is swept some day.
+            let _ = rustix::fs::unlinkat(&work.temps, temp, AtFlags::empty());
+            Ok(())
+        }
+        renamed => renamed,
+    }
+}
+
+/// The folder that an object stands in and its name there. Symbolic links are not followed: one in
+/// the way could lead out of the store.
+pub(super) fn beneath<'a>(
+    root: &'a OwnedFd,
+    path: &'a str,
+) -> Result<(Folder<'a>, &'a str), Errno> {
+    let Some((folder, name)) = path.rsplit_once('/') else { return Ok((Folder::Root(root), path)) };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok((Folder::Below(open_beneath(root, folder, flags)?), name))
+}
+
+pub(super) enum Folder<'a> {
+    Root(&'a OwnedFd),
+    Below(OwnedFd),
+}
+
+impl AsFd for Folder<'_> {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Self::Root(root) => root.as_fd(),
+            Self::Below(folder) => folder.as_fd(),
+        }
+    }
+}
+
+/// Opens what is below the root without following any symbolic link, also on the way.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    use rustix::fs::ResolveFlags;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    loop {
+        match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+            // Something was renamed on the way.
+            Err(Errno::AGAIN) => {}
+            // Kernels before 5.6, and sandboxes that do not know the call.
+            Err(Errno::NOSYS | Errno::PERM) => {
+                return rustix::fs::openat(root, path, flags | OFlags::NOFOLLOW, Mode::empty());
+            }
+            opened => return opened,
+        }
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(super) fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(root, path, flags | OFlags::NOFOLLOW, Mode::empty())
+}
+
+pub(super) fn rename_over(
+    work: &Work,
+    temp: &mut Temp,
+    path: &str,
+    durability: Durability,
+) -> Result<(), Errno> {
+    let (folder, name) = beneath(&work.root, path)?;
+    // ext4 starts writing a file's data when it is renamed over another, so that a power loss
+    // shows the old or the new content. That costs four times the rename. An exchange does not.
+    if durability == Durability::Volatile {
+        let flags = RenameFlags::EXCHANGE;
+        match rustix::fs::renameat_with(&work.temps, temp.name(), folder.as_fd(), name, flags) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
+            // The old content stands in the temporary file now, and goes with it.
+            exchanged => return exchanged,
+        }
+    }
+    rustix::fs::renameat(&work.temps, temp.name(), folder.as_fd(), name)?;
+    temp.became_object();
+    Ok(())
+}
+
+pub(super) fn file_type(work: &Work, path: &str) -> Option<FileType> {
+    let stat = rustix::fs::statat(&work.root, path, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    Some(FileType::from_raw_mode(stat.st_mode))
+}
+
+/// Removes a folder that holds nothing but folders, and says whether it is gone.
+pub(super) fn remove_empty(work: &Work, path: &str) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let Ok(folder) = rustix::fs::openat(&work.root, path, flags, Mode::empty()) else {
+        return true;
+    };
+    let Ok(entries) = rustix::fs::Dir::new(folder) else { return false };
+    for entry in entries.filter_map(Result::ok) {
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        let Ok(name) = name.to_str() else { return false };
+        let below = format!("{path}/{name}");
+        if file_type(work, &below) != Some(FileType::Directory) || !remove_empty(work, &below) {
+            return false;
+        }
+    }
+    match rustix::fs::unlinkat(&work.root, path, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => true,
+        Err(_) => false,
+    }
+}
+
+pub(super) fn make_folder(root: &OwnedFd, path: &str) -> Result<(), Errno> {
+    match rustix::fs::mkdirat(root, path, Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The file of an object, or `None` if there is no object with this key.
+pub(super) fn open(root: &OwnedFd, key: &Key) -> Result<Option<(OwnedFd, Stat)>> {
+    let path = path_of(key.as_str());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = match open_beneath(root, &path, flags) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        Err(error) => return Err(io_error("open", error).at(key)),
+    };
+    let stat = rustix::fs::fstat(&file).map_err(|error| io_error("open", error).at(key))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(Some((file, stat))),
+        FileType::Directory => Ok(None),
+        _ => Err(Error::new(ErrorKind::Data, "is not a regular file").at(key)),
+    }
+}
+
+pub(super) fn file_meta(root: &OwnedFd, key: &Key) -> Result<Option<(Version, Stat)>> {
+    let Some((file, stat)) = open(root, key)? else { return Ok(None) };
+    let version = read_version(&file, &stat).map_err(|error| io_error("read", error).at(key))?;
+    Ok(Some((version, stat)))
+}
+
+pub(super) fn read_all(file: &OwnedFd, stat: &Stat) -> Result<Vec<u8>, Errno> {
+    let size = usize::try_from(stat.st_size).unwrap_or(0);
+    // One byte more than it has, so that the read that fills it also sees the end.
+    let mut body = Vec::with_capacity(size + 1);
+    loop {
+        if body.len() == body.capacity() {
+            body.reserve(64 << 10);
+        }
+        let room = body.capacity() - body.len();
+        match rustix::io::read(file, rustix::buffer::spare_capacity(&mut body)) {
+            // A file that gives less than was asked for has no more.
+            Ok(read) if read < room => return Ok(body),
+            Ok(_) => {}
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+pub(super) fn read_version(file: &OwnedFd, stat: &Stat) -> Result<Version, Errno> {
+    match stat.st_size as u64 > HASHED {
+        true => Ok(version_of(&[], stat)),
+        false => Ok(version_of(&read_all(file, stat)?, stat)),
+    }
+}
+
+pub(super) fn version_of(body: &[u8], stat: &Stat) -> Version {
+    if stat.st_size as u64 > HASHED {
+        return Version::new(format!(
+            "{:x}-{:x}-{:x}.{:x}-{:x}.{:x}",
+            stat.st_ino,
+            stat.st_size,
+            stat.st_mtime,
+            stat.st_mtime_nsec,
+            stat.st_ctime,
+            stat.st_ctime_nsec
+        ));
+    }
+    content_version(body)
+}
+
+pub(super) fn stored_version(body: &[u8], file: &OwnedFd) -> Version {
+    if body.len() as u64 > HASHED
+        && let Ok(stat) = rustix::fs::fstat(file)
+    {
+        return version_of(body, &stat);
+    }
+    content_version(body)
+}
+
+/// Gives the new file the mode and owner of the one it replaces, as far as we may.
+pub(super) fn keep_permissions(file: &OwnedFd, old: &Stat) {
+    let Ok(new) = rustix::fs::fstat(file) else { return };
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid) {
+        let owner = rustix::fs::Uid::from_raw(old.st_uid);
+        let group = rustix::fs::Gid::from_raw(old.st_gid);
+        let _ = rustix::fs::fchown(file, Some(owner), Some(group));
+    }
+    if new.st_mode != old.st_mode {
+        let _ = rustix::fs::fchmod(file, Mode::from_raw_mode(old.st_mode));
+    }
+}
+
+#[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
+pub(super) fn mtime(stat: &Stat) -> StoreTime {
+    let seconds = stat.st_mtime as i64;
+    let micros = stat.st_mtime_nsec as i64 / 1000;
+    StoreTime::from_micros(seconds.saturating_mul(1_000_000).saturating_add(micros))
+}
+
+pub(super) fn hash(text: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(text.as_bytes())
+}
+
+pub(super) fn io_error(verb: &str, error: Errno) -> Error {
+    if matches!(error, Errno::LOOP | Errno::XDEV) {
+        let message = format!("cannot {verb}: there is a symbolic link in its place or on the way");
+        return Error::new(ErrorKind::Data, message).caused_by(error);
+    }
+    let kind = match error {
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorKind::Denied,
+        Errno::NAMETOOLONG => ErrorKind::Invalid,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, format!("cannot {verb}: {error}")).caused_by(error)
+}
+
+pub(super) fn write_error(error: Errno) -> Error {
+    match error {
+        Errno::NOSPC | Errno::DQUOT => {
+            Error::unavailable("the disk is full: make room, then try again").caused_by(error)
+        }
+        error => io_error("write", error),
+    }
+}
+
+pub(super) fn folder_error(error: Errno) -> Error {
+    match error {
+        Errno::NOTDIR => Error::invalid(
+            "an object has the name of one of this key's directories: choose another name",
+        )
+        .caused_by(error),
+        error => write_error(error),
+    }
+}
