@@ -19,7 +19,11 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let runtime = rig.runtime()?;
     for (name, durability, floor_is) in [
         ("replace if unchanged, volatile", Durability::Volatile, "write temporary, rename over"),
-        ("replace if unchanged, ordered", Durability::Ordered, "write temporary, rename over"),
+        (
+            "replace if unchanged, ordered",
+            Durability::Ordered,
+            "write temporary, fsync, rename over",
+        ),
         (
             "replace if unchanged, durable",
             Durability::Durable,
@@ -35,7 +39,7 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
             },
             || {
                 arena.settle()?;
-                bare(&arena, durability == Durability::Durable, rig.window())
+                bare(&arena, durability, rig.window())
             },
         )?;
         report.add(Row::new(name, Unit::Rate, pairs, floor_is));
@@ -66,16 +70,16 @@ fn ours(runtime: &Runtime, store: &Store, durability: Durability, window: Durati
     })
 }
 
-fn bare(arena: &Arena, durable: bool, window: Duration) -> Result<f64> {
+fn bare(arena: &Arena, durability: Durability, window: Duration) -> Result<f64> {
     let data = floor::open_folder(&arena.floor, "data").context("the floor's folder")?;
     rate(window, || {
         let file = floor::write_new(&arena.floor, "tmp/new", BODY)?;
-        if durable {
+        if durability != Durability::Volatile {
             rustix::fs::fsync(&file)?;
         }
         drop(file);
         floor::rename(&arena.floor, "tmp/new", KEY)?;
-        if durable {
+        if durability == Durability::Durable {
             rustix::fs::fsync(&data)?;
         }
         Ok(())

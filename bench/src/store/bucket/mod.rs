@@ -30,8 +30,8 @@ const FLOOR: &str = "hyper, a connection per task, the same requests signed befo
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     // ministack is a Python program and slower.
-    row(rig, report, "SeaweedFS", Server::seaweedfs(), rig.pick(200, 60))?;
-    row(rig, report, "ministack", Server::ministack(), rig.pick(50, 15))
+    row(rig, report, "SeaweedFS", Server::seaweedfs(), rig.pick(100, 40))?;
+    row(rig, report, "ministack", Server::ministack(), rig.pick(40, 15))
 }
 
 fn row(rig: &Rig, report: &mut Report, name: &str, server: Server, each: usize) -> Result<()> {
@@ -42,7 +42,8 @@ fn row(rig: &Rig, report: &mut Report, name: &str, server: Server, each: usize) 
     let (mut our_run, mut bare_run) = (0, 0);
     let (mut our_cpu, mut bare_cpu) = (Vec::new(), Vec::new());
     let pairs = Pairs::measure(
-        rig.pairs(),
+        // Many short runs: a server of many parts has good and bad moments of its own.
+        rig.pick(15, 7),
         || {
             our_run += 1;
             let start = cpu_time();
