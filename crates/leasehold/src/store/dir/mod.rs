@@ -13,6 +13,7 @@
 mod fence;
 mod files;
 mod flush;
+mod journal;
 mod list;
 mod names;
 mod netfs;
@@ -130,6 +131,59 @@ impl Dir {
     }
 }
 
+impl Dir {
+    /// Makes the object visible, then notes it in the journal: one flush, shared with others.
+    async fn put_noted(&self, key: &Key, body: Bytes, mut temp: Temp, when: &When) -> Result<Put> {
+        let (at, when) = (key.clone(), when.clone());
+        // Creating needs the lock too: it gives the notes on a key their order.
+        let change = self.locked(key, move |work, stripe| {
+            let before = version_there(work, &at, true)?;
+            let stored = match when {
+                When::Absent if before.is_some() => None,
+                When::Absent => create(work, &at, &mut temp, &body)?,
+                _ => replace(work, &at, &mut temp, &body, &when, Durability::Volatile)?,
+            };
+            let Some(version) = stored else { return Ok(None) };
+            let record = work.record(&at, before, Some(&body));
+            drop(stripe);
+            Ok(Some((version, record)))
+        });
+        let Some((version, record)) = change.await? else { return Ok(Put::Refused) };
+        let noted = self.0.work()?.flusher.note(record).await;
+        Ok(put_outcome(version, noted, key))
+    }
+
+    async fn note_absence(&self, key: &Key) -> Result<()> {
+        let at = key.clone();
+        let record = self.locked(key, move |work, stripe| {
+            let gone = open(&work.root, &at)?.is_none();
+            let record = gone.then(|| work.record(&at, None, None));
+            drop(stripe);
+            Ok(record)
+        });
+        match record.await? {
+            Some(record) => self.0.work()?.flusher.note(record).await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// It is there. Whether it stays after a power loss is another matter.
+fn put_outcome(version: Version, flushed: Result<()>, key: &Key) -> Put {
+    match flushed {
+        Ok(()) => Put::Stored(version),
+        Err(error) => Put::Unknown(Unknown::NotFlushed(error.at(key))),
+    }
+}
+
+/// The version that is there, for a note; `None` also where none is wanted.
+fn version_there(work: &Work, key: &Key, wanted: bool) -> Result<Option<Version>> {
+    match wanted {
+        true => Ok(file_meta(&work.root, key)?.map(|(version, _)| version)),
+        false => Ok(None),
+    }
+}
+
 /// Set to false when the future that holds it is dropped.
 struct Abandon(Arc<AtomicBool>);
 
@@ -188,33 +242,44 @@ impl Backend for Dir {
     ) -> Result<Put> {
         self.0.meter.request(Class::Put, body.len() as u64);
         let work = self.0.work()?;
+        let durable = durability == Durability::Durable;
         let _writer = (durability != Durability::Volatile).then(|| work.flusher.writer());
+        let noted = durable && work.flusher.notes(&work.private, body.len());
         let mut temp = Temp::write(&self.0, &body).map_err(|error| error.at(key))?;
+        if noted {
+            return self.put_noted(key, body, temp, when).await;
+        }
         if durability != Durability::Volatile {
             // Nothing is visible yet, so a failure here is a plain one.
             let data = vec![Target::File(temp.file.clone())];
             work.flusher.flush(data).await.map_err(|error| error.at(key))?;
         }
         let stored = match when {
-            When::Absent => create(work, key, &mut temp, &body)?,
+            When::Absent => (create(work, key, &mut temp, &body)?, None),
             When::Any | When::Matches(_) => {
                 let (at, when) = (key.clone(), when.clone());
-                self.locked(key, move |work, stripe| {
-                    let stored = replace(work, &at, &mut temp, &body, &when, durability);
+                let replaced = self.locked(key, move |work, stripe| {
+                    let before = version_there(work, &at, durable)?;
+                    let stored = replace(work, &at, &mut temp, &body, &when, durability)?;
+                    // Somebody began to keep a journal: it must not miss this.
+                    let note = durable && work.flusher.notes(&work.private, body.len());
+                    let record = note.then(|| work.record(&at, before, Some(&body)));
                     drop(stripe);
-                    stored
-                })
-                .await?
+                    Ok((stored, record))
+                });
+                replaced.await?
             }
         };
-        let Some(version) = stored else { return Ok(Put::Refused) };
-        if durability == Durability::Durable {
-            let folders = vec![Target::FoldersAbove(path_of(key.as_str()).into_owned())];
-            if let Err(error) = work.flusher.flush(folders).await {
-                return Ok(Put::Unknown(Unknown::NotFlushed(error.at(key))));
+        let (Some(version), record) = stored else { return Ok(Put::Refused) };
+        let flushed = match record {
+            Some(record) => work.flusher.note(record).await,
+            None if durable => {
+                let folders = Target::FoldersAbove(path_of(key.as_str()).into_owned());
+                work.flusher.flush(vec![folders]).await
             }
-        }
-        Ok(Put::Stored(version))
+            None => Ok(()),
+        };
+        Ok(put_outcome(version, flushed, key))
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
@@ -225,8 +290,11 @@ impl Backend for Dir {
         let (at, version) = (key.clone(), version.cloned());
         self.locked(key, move |work, stripe| {
             let outcome = remove(work, &at, version.as_ref())?;
-            drop(stripe);
             if matches!(outcome, Delete::Deleted) {
+                let note = work.flusher.notes_changes(&work.private);
+                let record = note.then(|| work.record(&at, version, None));
+                drop(stripe);
+                record.into_iter().for_each(|record| work.flusher.note_later(record));
                 work.tidy(&path_of(at.as_str()), false);
             }
             Ok(outcome)
@@ -286,14 +354,18 @@ impl Backend for Dir {
 
     async fn persist(&self, keys: &[Key]) -> Result<()> {
         let Some(root) = self.0.root()? else { return Ok(()) };
+        let work = self.0.work()?;
         let mut targets = Vec::with_capacity(keys.len() * 2);
         for key in keys {
-            if let Some((file, _)) = open(root, key)? {
-                targets.push(Target::File(Arc::new(file)));
+            match open(root, key)? {
+                Some((file, _)) => targets.push(Target::File(Arc::new(file))),
+                // That it is gone must be known to the journal too.
+                None if work.flusher.notes_changes(&work.private) => self.note_absence(key).await?,
+                None => {}
             }
             targets.push(Target::FoldersAbove(path_of(key.as_str()).into_owned()));
         }
-        self.0.work()?.flusher.flush(targets).await
+        work.flusher.flush(targets).await
     }
 }
 
@@ -322,6 +394,7 @@ impl Shared {
                 ),
             ));
         }
+        journal::recover(&root)?;
         Ok(Some(self.root.get_or_init(|| Arc::new(root))))
     }
 
@@ -346,7 +419,7 @@ impl Shared {
                 private,
                 temps: folder(&format!("{PRIVATE}/tmp"))?,
                 stripes: Stripes::new(),
-                flusher: Flusher::new(root.clone()),
+                flusher: Flusher::new(root.clone(), self.env.clone()),
                 fence: Fence::default(),
                 created: Mutex::default(),
                 tag: self.env.random(),
@@ -418,6 +491,16 @@ impl Shared {
 }
 
 impl Work {
+    /// A note of a change that was just made. The caller holds the key's stripe lock.
+    fn record(&self, key: &Key, before: Option<Version>, after: Option<&[u8]>) -> journal::Record {
+        journal::Record {
+            stamp: self.flusher.stamp(),
+            key: key.to_string(),
+            before: before.map(|version| version.as_str().to_owned()),
+            after: after.map(<[u8]>::to_vec),
+        }
+    }
+
     /// Removes folders that the deleted object left empty, unless this process keeps making
     /// objects there: making a folder costs ten times what an object does. Empty folders do no
     /// harm, listings pass them over.
