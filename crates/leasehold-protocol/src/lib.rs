@@ -7,17 +7,23 @@
 //! | module | what it decides |
 //! | --- | --- |
 //! | [`key`] | which names an object may have, and how any name becomes one |
+//! | [`layout`] | every key in the store: built and parsed there, and nowhere else |
 //! | [`cas`] | the words of compare-and-swap: version, condition, nonce |
 //! | [`lease`] | who may hold, until when, with which token |
+//! | [`queue`] | what becomes of a task: run, try again later, give up, clean up |
 //! | [`settle`] | what a read says about a write whose answer was lost |
 //! | [`time`] | the store's time and its text form |
+//! | [`duration`] | spans of time as text |
 //! | [`backoff`] | how long to wait before the next attempt |
 //! | [`mod@format`] | the bytes of stored records |
 
 pub mod backoff;
 pub mod cas;
+pub mod duration;
 pub mod format;
 pub mod key;
+pub mod layout;
 pub mod lease;
+pub mod queue;
 pub mod settle;
 pub mod time;

@@ -59,76 +59,16 @@ impl StoreSettings {
     }
 }
 
+pub use leasehold_protocol::duration::{self as duration_text, format as format_duration};
+
 /// The duration in a text like `250ms`, `30s`, `5m`, `2h` or `1d`.
 pub fn parse_duration(text: &str) -> Result<Duration> {
-    let bad = || Error::invalid(format!("not a duration like 250ms, 30s, 5m, 2h or 1d: {text:?}"));
-    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| bad())?;
-    let millis = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return Err(bad()),
-    };
-    Ok(Duration::from_millis(number.checked_mul(millis).ok_or_else(bad)?))
-}
-
-/// The shortest text that [`parse_duration`] reads as this duration, to the millisecond.
-pub fn format_duration(span: Duration) -> String {
-    let millis = span.as_millis();
-    for (unit, size) in [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)] {
-        if millis != 0 && millis.is_multiple_of(size) {
-            return format!("{}{unit}", millis / size);
-        }
-    }
-    format!("{millis}ms")
-}
-
-/// Durations as text, for serde's `with`.
-pub mod duration_text {
-    use super::*;
-    use serde::{Deserializer, Serializer, de::Error as _};
-
-    /// Writes `30s`.
-    pub fn serialize<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&format_duration(*span))
-    }
-
-    /// Reads `30s`.
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        let text = String::deserialize(from)?;
-        parse_duration(&text).map_err(D::Error::custom)
-    }
+    duration_text::parse(text).map_err(|error| Error::invalid(error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_are_read_and_written() {
-        for (text, millis) in [("250ms", 250), ("30s", 30_000), ("5m", 300_000), ("1d", 86_400_000)]
-        {
-            assert_eq!(parse_duration(text).unwrap(), Duration::from_millis(millis));
-            assert_eq!(format_duration(Duration::from_millis(millis)), text);
-        }
-        for bad in [
-            "",
-            "s",
-            "5",
-            "5 s",
-            "-1s",
-            "1.5s",
-            "1w",
-            "99999999999999999999s",
-            "99999999999999999d",
-        ] {
-            assert!(parse_duration(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn settings_that_cannot_work_are_refused() {

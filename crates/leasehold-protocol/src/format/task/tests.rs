@@ -1,0 +1,83 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn task(id: &str, payload: &str) -> Task {
+    Task {
+        id: id.into(),
+        incarnation: "0123456789abcdef".into(),
+        pushed_at: Some("2026-01-31T09:05:00.123456Z".parse().unwrap()),
+        timeout: Some(Duration::from_secs(90)),
+        max_attempts: Some(3),
+        payload: serde_json::from_str(payload).unwrap(),
+    }
+}
+
+#[test]
+fn the_formats_are_frozen() {
+    let golden = |name: &str| {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../golden/");
+        std::fs::read(format!("{folder}{name}")).unwrap()
+    };
+    let task = task("example.com", r#"{"url":"https://example.com","deep":[1,2]}"#);
+    assert_eq!(task.to_bytes(), golden("task-1.json"));
+    let read = Task::parse(&golden("task-1.json"), "example.com", "v").unwrap();
+    assert_eq!(read.to_bytes(), golden("task-1.json"));
+
+    let receipt = Receipt::parse(&golden("receipt-1.json")).unwrap();
+    assert_eq!(receipt.to_bytes(), golden("receipt-1.json"));
+    assert_eq!((receipt.worker.as_str(), receipt.retries), ("pi-4:812", 1));
+
+    let letter = DeadLetter::parse(&golden("dead-letter-1.json")).unwrap();
+    assert_eq!(letter.to_bytes(), golden("dead-letter-1.json"));
+    assert_eq!((letter.failures, letter.crashes, letter.errors.len()), (2, 1, 1));
+    assert_eq!(letter.task.payload.get(), task.payload.get());
+
+    let bundle = Bundle::parse(&golden("tasks-1.jsonl"), "01ABC").unwrap();
+    let ids: Vec<_> = bundle.tasks.iter().map(|task| task.id.as_str()).collect();
+    assert_eq!(ids, ["01ABC.0", "mine"]);
+    assert_eq!(bundle.tasks[1].incarnation, "0123456789abcdef.1");
+}
+
+#[test]
+fn what_others_put_there_is_a_payload() {
+    for (bytes, payload) in [
+        (r#"{"company": "x"}"#, r#"{"company": "x"}"#),
+        // Looks like ours, but names no incarnation.
+        (r#"{"payload": 1}"#, r#"{"payload": 1}"#),
+        ("https://example.com\n", r#""https://example.com\n""#),
+        ("", r#""""#),
+    ] {
+        let task = Task::parse(bytes.as_bytes(), "t", "v7").unwrap();
+        assert_eq!((task.payload.get(), task.incarnation.as_str()), (payload, "v7"));
+    }
+    assert!(Task::parse(&[0xff, 0xfe], "t", "v").is_err());
+}
+
+#[test]
+fn a_cut_bundle_is_not_taken_for_a_whole_one() {
+    let mut tasks = vec![task("", "1"), task("", "2"), task("", "3")];
+    tasks.iter_mut().for_each(|task| task.incarnation.clear());
+    let bundle = Bundle { incarnation: "i".into(), pushed_at: None, tasks };
+    let bytes = bundle.to_bytes();
+    assert_eq!(Bundle::parse(&bytes, "b").unwrap().tasks.len(), 3);
+    let shorter = bytes[..bytes.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap();
+    assert!(Bundle::parse(&bytes[..=shorter], "b").is_err());
+    assert!(Bundle::parse(b"", "b").is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_a_payload(text in ".{0,80}") {
+        let payload = text_payload(&text);
+        prop_assert_eq!(plain_text(&payload), text);
+    }
+
+    #[test]
+    fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
+        let _ = Task::parse(&bytes, "t", "v");
+        let _ = Receipt::parse(&bytes);
+        let _ = DeadLetter::parse(&bytes);
+        let _ = Bundle::parse(&bytes, "b");
+    }
+}

@@ -1,0 +1,96 @@
+//! In which order to try the tasks of a listing.
+//!
+//! Many workers look at the same listing, and each claim that somebody else made meanwhile is a
+//! request for nothing. So they keep apart: each walks on from its own point through what is free,
+//! and whoever runs into another's ground lists again and starts in the middle of the longest
+//! stretch that nobody has begun on. For 50 workers on 1,000 tasks that makes about 0.25 vain
+//! requests per claim; choosing at random each time would make 0.7.
+
+/// What a listing shows of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It has no lease.
+    Free,
+    /// It has one.
+    Leased,
+}
+
+/// So few tasks are taken from the front: there is not much to run into, and people expect the
+/// oldest first.
+const FEW: usize = 16;
+
+/// The free tasks of a listing, by their place in it, in the order in which to try them. `alone`
+/// says that nobody was run into so far: then the oldest come first. `random` is 64 random bits.
+pub fn order(listing: &[Standing], alone: bool, random: u64) -> Vec<usize> {
+    let free: Vec<usize> = (0..listing.len()).filter(|n| listing[*n] == Standing::Free).collect();
+    if free.is_empty() || (alone && free.len() == listing.len()) || free.len() <= FEW {
+        return free;
+    }
+    let start = start(listing, &free, random);
+    let at = free.partition_point(|n| *n < start);
+    let (before, after) = free.split_at(at);
+    [after, before].concat()
+}
+
+fn start(listing: &[Standing], free: &[usize], random: u64) -> usize {
+    if free.len() == listing.len() {
+        return free[(random % free.len() as u64) as usize];
+    }
+    // Long stretches are likelier by the cube of their length: always taking the longest would
+    // send all who list at the same moment to the same place.
+    let mut stretches: Vec<(usize, usize)> = Vec::new();
+    for n in free {
+        match stretches.last_mut() {
+            Some((_, end)) if *end == *n => *end += 1,
+            _ => stretches.push((*n, n + 1)),
+        }
+    }
+    let weight = |(start, end): &(usize, usize)| ((end - start) as u128).pow(3);
+    let total: u128 = stretches.iter().map(weight).sum();
+    let mut left = u128::from(random) % total.max(1);
+    for stretch in &stretches {
+        let weight = weight(stretch);
+        if left < weight {
+            return stretch.0 + (stretch.1 - stretch.0) / 2;
+        }
+        left -= weight;
+    }
+    free[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn listing(text: &str) -> Vec<Standing> {
+        text.chars().map(|c| if c == '.' { Standing::Free } else { Standing::Leased }).collect()
+    }
+
+    #[test]
+    fn few_and_undisturbed_come_oldest_first() {
+        assert_eq!(order(&listing("...x.."), true, 5), [0, 1, 2, 4, 5]);
+        let many = listing(&".".repeat(100));
+        assert_eq!(order(&many, true, 7)[0], 0);
+        assert_eq!(order(&many, false, 7)[0], 7);
+    }
+
+    #[test]
+    fn the_middle_of_a_long_stretch_is_likeliest() {
+        let listing = listing(&format!("{}x{}", ".".repeat(5), ".".repeat(40)));
+        let starts = (0..1000).map(|n| order(&listing, false, n * 7919)[0]);
+        assert!(starts.filter(|start| *start == 6 + 20).count() > 950);
+    }
+
+    proptest! {
+        #[test]
+        fn every_free_task_is_tried_once(text in "[.x]{0,200}", alone: bool, random: u64) {
+            let listing = listing(&text);
+            let mut tried = order(&listing, alone, random);
+            tried.sort_unstable();
+            let free: Vec<_> = (0..listing.len())
+                .filter(|n| listing[*n] == Standing::Free).collect();
+            prop_assert_eq!(tried, free);
+        }
+    }
+}
