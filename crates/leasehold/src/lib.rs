@@ -33,6 +33,7 @@ pub mod error;
 pub mod host;
 pub mod lease;
 pub mod lock;
+pub mod queue;
 pub mod scratchpad;
 pub mod settings;
 pub mod store;

@@ -45,27 +45,33 @@ impl Task {
     /// The task in these bytes.
     ///
     /// What another client put there without our envelope is a payload as a whole: JSON as it is,
-    /// other text as a JSON text. Its incarnation is the object's `version`.
-    pub fn parse(bytes: &[u8], id: &str, version: &str) -> Result<Self, RecordError> {
+    /// other text as a JSON text, other bytes as `{"hex": …}`. Its incarnation is the object's
+    /// `version`.
+    pub fn parse(bytes: &[u8], id: &str, version: &str) -> Self {
         if let Ok(mut task) = serde_json::from_slice::<Self>(bytes)
             && !task.incarnation.is_empty()
         {
             task.id = id.to_owned();
-            return Ok(task);
+            return task;
         }
-        let text = std::str::from_utf8(bytes).map_err(|error| RecordError(error.to_string()))?;
-        let payload = match serde_json::from_str::<Json>(text.trim()) {
-            Ok(json) => json,
-            Err(_) => text_payload(text),
+        let payload = match std::str::from_utf8(bytes) {
+            Ok(text) => {
+                serde_json::from_str::<Json>(text.trim()).unwrap_or_else(|_| text_payload(text))
+            }
+            Err(_) => {
+                let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                serde_json::value::to_raw_value(&serde_json::json!({ "hex": hex }))
+                    .unwrap_or_default()
+            }
         };
-        Ok(Self {
+        Self {
             id: id.to_owned(),
             incarnation: version.to_owned(),
             pushed_at: None,
             timeout: None,
             max_attempts: None,
             payload,
-        })
+        }
     }
 
     /// Its bytes.

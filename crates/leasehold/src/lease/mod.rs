@@ -190,40 +190,35 @@ impl Desk {
         self.acquire(None, true).await
     }
 
+    /// Takes the lease if there is none, without looking first: one PUT. `None` if there is one.
+    /// `fill` adds to the record what the caller keeps there.
+    pub(crate) async fn create(&self, fill: impl Fn(&mut Lease)) -> Result<Option<Tenure>> {
+        Ok(self.write_claim(None, &fill).await?.ok())
+    }
+
+    /// Takes the lease in the state that was seen, and judged free, and in no other: one PUT.
+    pub(crate) async fn take(
+        &self,
+        seen: &Seen,
+        fill: impl Fn(&mut Lease),
+    ) -> Result<Option<Tenure>> {
+        Ok(self.write_claim(Some(seen), &fill).await?.ok())
+    }
+
     async fn acquire(&self, mut known: Option<Seen>, force: bool) -> Result<Attempt> {
-        let Shared { store, key, name, terms, .. } = &*self.0;
+        let Shared { key, .. } = &*self.0;
         // Every round but the last was lost to somebody who acquired or released in between.
         for _ in 0..32 {
-            let sent = store.env().clock().boot();
-            let place = host::here(sent);
-            let holder = Holder { name, ttl: terms.ttl, place: place.as_ref() };
-            let now = store.now().await?;
-            let backend = store.backend();
-            let nonce = store.env().nonce();
-            let change = lease::acquire(known.as_ref(), &holder, now, 0, nonce);
-            backend.reserve(change.lease.token.unwrap_or(0)).await?;
-            match self.write(&change.lease, change.when, nonce).await? {
-                Put::Stored(version) => {
-                    let held = tenure::Held { lease: change.lease, version, sent };
-                    let tenure = Tenure::new(self.clone(), held);
-                    // Now that it is ours, everybody who held it before has released it, and their
-                    // tokens are known. Asked before, the answer could be out of date.
-                    tenure.raise_above(backend.floor(key).await?).await?;
-                    return Ok(Attempt::Acquired(tenure));
-                }
-                Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
-                    return Err(unknown.into_error());
-                }
-                Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
-            }
+            let (tried, sent) = match self.write_claim(known.as_ref(), &|_| {}).await? {
+                Ok(tenure) => return Ok(Attempt::Acquired(tenure)),
+                Err(tried) => *tried,
+            };
             let Some(seen) = self.look().await? else {
                 known = None;
                 continue;
             };
             // Our own write may have landed after all, and somebody may have asked for it since.
-            if let Refused::StillOurs(lease, version) =
-                lease::after_refusal(&change.lease, Some(&seen))
-            {
+            if let Refused::StillOurs(lease, version) = lease::after_refusal(&tried, Some(&seen)) {
                 let held = tenure::Held { lease: *lease, version, sent };
                 return Ok(Attempt::Acquired(Tenure::new(self.clone(), held)));
             }
@@ -240,6 +235,41 @@ impl Desk {
             }
         }
         Err(Error::unavailable("others keep taking and releasing this lease").at(key))
+    }
+
+    /// Writes the record of an acquisition over the one that is known, or where there is none. Gives
+    /// back what was tried, and when, where somebody else was faster.
+    async fn write_claim(
+        &self,
+        known: Option<&Seen>,
+        fill: &impl Fn(&mut Lease),
+    ) -> Result<Result<Tenure, Box<(Lease, BootTime)>>> {
+        let Shared { store, key, name, terms, .. } = &*self.0;
+        let sent = store.env().clock().boot();
+        let place = host::here(sent);
+        let holder = Holder { name, ttl: terms.ttl, place: place.as_ref() };
+        let now = store.now().await?;
+        let backend = store.backend();
+        let nonce = store.env().nonce();
+        let mut change = lease::acquire(known, &holder, now, 0, nonce);
+        fill(&mut change.lease);
+        backend.reserve(change.lease.token.unwrap_or(0)).await?;
+        match self.write(&change.lease, change.when, nonce).await? {
+            Put::Stored(version) => {
+                let held = tenure::Held { lease: change.lease, version, sent };
+                let tenure = Tenure::new(self.clone(), held);
+                // Now that it is ours, everybody who held it before has released it, and their
+                // tokens are known. Asked before, the answer could be out of date.
+                tenure.raise_above(backend.floor(key).await?).await?;
+                Ok(Ok(tenure))
+            }
+            Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
+                Err(unknown.into_error())
+            }
+            Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {
+                Ok(Err(Box::new((change.lease, sent))))
+            }
+        }
     }
 
     /// What is there now.
@@ -298,7 +328,7 @@ impl Desk {
         }
     }
 
-    async fn look(&self) -> Result<Option<Seen>> {
+    pub(crate) async fn look(&self) -> Result<Option<Seen>> {
         let Shared { store, key, .. } = &*self.0;
         let Some(object) = store.get(key).await? else {
             let mut memory = self.memory();
@@ -328,7 +358,7 @@ impl Desk {
         Ok(Some(seen))
     }
 
-    fn judge(&self, seen: &Seen) -> Judgement {
+    pub(crate) fn judge(&self, seen: &Seen) -> Judgement {
         let Shared { store, terms, .. } = &*self.0;
         let now = store.env().clock().boot();
         let watched = match &self.memory().watched {

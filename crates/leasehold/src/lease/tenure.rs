@@ -55,6 +55,16 @@ struct Core {
     /// Set once it is released: nothing is written after that.
     released: AtomicBool,
     asked: watch::Sender<Option<Ask>>,
+    on_renewal: Mutex<Option<OnRenewal>>,
+}
+
+/// What a renewal changes in the record.
+struct OnRenewal(Box<dyn Fn(&mut Lease) + Send + Sync>);
+
+impl std::fmt::Debug for OnRenewal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OnRenewal")
+    }
 }
 
 impl Tenure {
@@ -67,6 +77,7 @@ impl Tenure {
             lost: CancellationToken::new(),
             released: AtomicBool::new(false),
             asked,
+            on_renewal: Mutex::default(),
         });
         let runtime = Handle::current();
         let mut keeper = core.desk.keeper();
@@ -136,6 +147,28 @@ impl Tenure {
     /// Lets go. An error with kind `Lost` says that it was not ours any more.
     pub async fn release(self) -> Result<()> {
         self.core.release().await
+    }
+
+    /// Renews the lease, changing what the caller keeps in its record.
+    pub(crate) async fn rewrite(&self, change: impl Fn(&mut Lease)) -> Result<()> {
+        self.core.rewrite(change).await
+    }
+
+    /// Has every renewal from now on change the record like this.
+    pub(crate) fn on_renewal(&self, change: impl Fn(&mut Lease) + Send + Sync + 'static) {
+        *self.core.on_renewal.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(OnRenewal(Box::new(change)));
+    }
+
+    /// Lets go, leaving a record with this change, wherever the store is.
+    pub(crate) async fn release_with(self, change: impl Fn(&mut Lease)) -> Result<()> {
+        self.core.leave(change).await
+    }
+
+    /// Removes the lease: what it guarded is done. Unconditionally where the store cannot do
+    /// better, so only once nobody needs it any more. Says whether it was still ours.
+    pub(crate) async fn remove(self) -> Result<bool> {
+        self.core.remove().await
     }
 
     /// Gives the lease a token above this one, should its own not be.
@@ -254,7 +287,11 @@ impl Core {
 
     /// One renewal. `Lost` if it is not ours any more.
     async fn renew(&self) -> Result<()> {
-        self.rewrite(|_| {}).await
+        self.rewrite(|lease| {
+            let change = self.on_renewal.lock().unwrap_or_else(PoisonError::into_inner);
+            change.iter().for_each(|change| change.0(lease));
+        })
+        .await
     }
 
     /// A renewal that changes something in the record.
@@ -305,41 +342,83 @@ impl Core {
     }
 
     async fn release(&self) -> Result<()> {
+        if !self.desk.release_removes() {
+            return self.leave(|_| {}).await;
+        }
+        let _writing = self.writing.lock().await;
+        loop {
+            if self.lost.is_cancelled() {
+                return Err(self.desk.lost());
+            }
+            if self.remove_once().await? {
+                return Ok(());
+            }
+            let held = self.held().lease.clone();
+            self.read_again(&held).await?;
+        }
+    }
+
+    /// Removes the record in the version that we know, and says whether it did.
+    async fn remove_once(&self) -> Result<bool> {
+        let (version, token) = {
+            let held = self.held();
+            (held.version.clone(), held.lease.token.unwrap_or(0))
+        };
+        let removed = self.desk.remove(&version, token).await?;
+        if removed {
+            self.released.store(true, SeqCst);
+        }
+        Ok(removed)
+    }
+
+    /// Removes the record whatever it takes, as long as it is ours.
+    async fn remove(&self) -> Result<bool> {
+        let _writing = self.writing.lock().await;
+        let store = &self.desk.0.store;
+        loop {
+            if self.remove_once().await? {
+                return Ok(true);
+            }
+            let held = self.held().lease.clone();
+            match self.read_again(&held).await {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::Lost => return Ok(false),
+                Err(error) => return Err(error),
+            }
+            if !store.deletes_conditionally().await? {
+                let _ = store.delete(&self.desk.0.key).await?;
+                self.released.store(true, SeqCst);
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Leaves a record that says that nobody holds the lease.
+    async fn leave(&self, change: impl Fn(&mut Lease)) -> Result<()> {
         let _writing = self.writing.lock().await;
         let store = &self.desk.0.store;
         loop {
             if self.lost.is_cancelled() {
                 return Err(self.desk.lost());
             }
-            if self.desk.release_removes() {
-                let (version, token) = {
-                    let held = self.held();
-                    (held.version.clone(), held.lease.token.unwrap_or(0))
-                };
-                if self.desk.remove(&version, token).await? {
+            let Held { lease: held, version, .. } = self.held().clone();
+            let nonce = store.env().nonce();
+            let now = store.now().await?;
+            let mut released = lease::release(&held, now, nonce);
+            change(&mut released);
+            match self.desk.write(&released, When::Matches(version), nonce).await? {
+                Put::Stored(version) => {
+                    // The next acquisition at this desk needs not read it.
+                    let seen = Seen { record: Ok(released), version, modified: now, now };
+                    self.desk.memory().free = Some(seen);
                     self.released.store(true, SeqCst);
                     return Ok(());
                 }
-            } else {
-                let Held { lease: held, version, .. } = self.held().clone();
-                let nonce = store.env().nonce();
-                let now = store.now().await?;
-                let released = lease::release(&held, now, nonce);
-                match self.desk.write(&released, When::Matches(version), nonce).await? {
-                    Put::Stored(version) => {
-                        // The next acquisition at this desk needs not read it.
-                        let seen = Seen { record: Ok(released), version, modified: now, now };
-                        self.desk.memory().free = Some(seen);
-                        self.released.store(true, SeqCst);
-                        return Ok(());
-                    }
-                    Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
-                        return Err(unknown.into_error());
-                    }
-                    Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
+                Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
+                    return Err(unknown.into_error());
                 }
+                Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
             }
-            let held = self.held().lease.clone();
             self.read_again(&held).await?;
         }
     }

@@ -133,7 +133,7 @@ impl Store {
     ///
     /// `Unsupported` on a store that cannot do it safely: see [`Store::limits`].
     pub async fn delete_version(&self, key: &Key, version: &Version) -> Result<Delete> {
-        if self.may_write().await?.limits.contains(&Limit::ConditionalDelete) {
+        if !self.deletes_conditionally().await? {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "this store cannot delete conditionally (run `leasehold doctor`)",
@@ -143,10 +143,15 @@ impl Store {
         self.driver().delete(key, Some(version)).await
     }
 
+    /// Whether this store can delete conditionally.
+    pub(crate) async fn deletes_conditionally(&self) -> Result<bool> {
+        Ok(!self.may_write().await?.limits.contains(&Limit::ConditionalDelete))
+    }
+
     /// Deletes a lease in this version, remembering its token. On a store that cannot delete
     /// conditionally nothing is deleted, and that counts as refused.
     pub(crate) async fn retire(&self, key: &Key, version: &Version, token: u64) -> Result<Delete> {
-        if self.may_write().await?.limits.contains(&Limit::ConditionalDelete) {
+        if !self.deletes_conditionally().await? {
             return Ok(Delete::Refused);
         }
         self.0.backend.retire(key, version, token).await

@@ -166,6 +166,7 @@ pub struct List {
     pub(crate) page: usize,
     pub(crate) detail: Detail,
     pub(crate) ordered: bool,
+    pub(crate) loose: bool,
 }
 
 impl List {
@@ -182,6 +183,7 @@ impl List {
             page: PAGE,
             detail: Detail::Keys,
             ordered: true,
+            loose: false,
         })
     }
 
@@ -226,6 +228,14 @@ impl List {
     #[must_use]
     pub fn unordered(mut self) -> Self {
         self.ordered = false;
+        self
+    }
+
+    /// With prefixes that may turn out to hold nothing. In a directory that saves opening each
+    /// folder.
+    #[must_use]
+    pub fn loose(mut self) -> Self {
+        self.loose = true;
         self
     }
 

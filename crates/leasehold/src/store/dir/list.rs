@@ -98,7 +98,7 @@ impl Walk {
                 page.entries.extend(self.entry(root, key)?);
             } else if !self.list.delimited || !key.starts_with(&self.list.prefix) {
                 self.enter(root, shared, key)?;
-            } else if self.holds_any(root, shared, &key)? {
+            } else if self.list.loose || self.holds_any(root, shared, &key)? {
                 page.prefixes.push(key);
             }
         }

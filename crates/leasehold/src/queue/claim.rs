@@ -1,0 +1,228 @@
+//! Claiming, giving up, and cleaning up after others.
+
+use leasehold_protocol::cas::{Version, When};
+use leasehold_protocol::format::task::{self as format, DeadLetter, Receipt};
+use leasehold_protocol::layout::queue::{Part, Unit};
+use leasehold_protocol::queue::{self as decide, Claim, History, Met};
+use leasehold_protocol::settle::Proof;
+
+use super::bundle::Run;
+use super::task::Held;
+use super::{Queue, wrote};
+use crate::lease::{Desk, Tenure};
+use crate::store::{Delete, Write};
+use crate::{Key, Result};
+
+/// What came of an attempt to get something to do.
+#[derive(Debug)]
+pub(super) enum Tried {
+    /// This task.
+    Task(Box<Held>),
+    /// This bundle.
+    Bundle(Run),
+    /// Somebody else has it.
+    Taken,
+    /// There is nothing to be done about it any more.
+    Over,
+    /// It is to be tried again later.
+    Later,
+}
+
+impl Queue {
+    /// Claims what has no lease, as far as we know: a PUT and a GET.
+    pub(super) async fn claim_free(&self, unit: &Unit, worker: &str) -> Result<Tried> {
+        match self.desk(unit, worker)?.create(|_| {}).await? {
+            Some(tenure) => self.begin(unit, tenure, History::default()).await,
+            None => Ok(Tried::Taken),
+        }
+    }
+
+    /// Claims what has a lease, if that is nobody's any more: after a failure, a drain or a crash.
+    pub(super) async fn claim_leased(&self, unit: &Unit, desk: &Desk) -> Result<Tried> {
+        let Some(seen) = desk.look().await? else {
+            return match desk.create(|_| {}).await? {
+                Some(tenure) => self.begin(unit, tenure, History::default()).await,
+                None => Ok(Tried::Taken),
+            };
+        };
+        let history = match decide::claim(&seen, &desk.judge(&seen)) {
+            Claim::Held(_) => return Ok(Tried::Taken),
+            Claim::Later(_) => return Ok(Tried::Later),
+            Claim::Take(history) => history,
+        };
+        // Whoever had it may have completed it, and vanished before it cleaned up.
+        if self.is_over(unit).await? {
+            let token = seen.record.as_ref().ok().and_then(|lease| lease.token).unwrap_or(0);
+            self.store().retire(desk.key(), &seen.version, token).await.map(drop)?;
+            return Ok(Tried::Over);
+        }
+        match desk.take(&seen, |lease| history.write(lease)).await? {
+            Some(tenure) => self.begin(unit, tenure, history).await,
+            None => Ok(Tried::Taken),
+        }
+    }
+
+    /// Reads what we have claimed.
+    async fn begin(&self, unit: &Unit, tenure: Tenure, history: History) -> Result<Tried> {
+        let key = self.keys().part(unit, Part::Work)?;
+        let Some(object) = self.store().get(&key).await? else {
+            // Finished elsewhere: our claim came from an old listing (FIELD.md row 7).
+            tenure.remove().await?;
+            return Ok(Tried::Over);
+        };
+        let version = object.meta.version;
+        let task = match unit {
+            Unit::Task(id) => format::Task::parse(&object.body, id, version.as_str()),
+            Unit::Bundle(id, _) => match format::Bundle::parse(&object.body, id) {
+                Ok(bundle) => {
+                    let history = history.about(&bundle.incarnation);
+                    return Run::begin(self, unit, bundle, version, tenure, history).await;
+                }
+                // Kept as a dead letter as a whole.
+                Err(error) => {
+                    let name = unit.name();
+                    let task = format::Task::parse(&object.body, &name, version.as_str());
+                    let held = Held::new(self, unit.clone(), task, version, tenure, history);
+                    held.give_up_because(&error.to_string()).await?;
+                    return Ok(Tried::Over);
+                }
+            },
+        };
+        let history = history.about(&task.incarnation);
+        let may_run = decide::may_run(&history, &task, &self.settings());
+        let held = Held::new(self, unit.clone(), task, version, tenure, history);
+        match may_run {
+            true => Ok(Tried::Task(Box::new(held))),
+            false => {
+                held.give_up().await?;
+                Ok(Tried::Over)
+            }
+        }
+    }
+
+    /// Whether a task was completed or given up in its present incarnation. If so, and it still
+    /// stands there, it is removed.
+    pub(super) async fn is_over(&self, unit: &Unit) -> Result<bool> {
+        let receipt = self.receipt_of(unit).await?.map(|receipt| receipt.incarnation);
+        let letter = match unit {
+            Unit::Task(id) => self.dead_letter(id).await?.map(|letter| letter.task.incarnation),
+            Unit::Bundle(..) => None,
+        };
+        if receipt.is_none() && letter.is_none() {
+            return Ok(false);
+        }
+        let key = self.keys().part(unit, Part::Work)?;
+        let Some(object) = self.store().get(&key).await? else { return Ok(true) };
+        let version = object.meta.version;
+        let incarnation = match unit {
+            Unit::Task(id) => format::Task::parse(&object.body, id, version.as_str()).incarnation,
+            Unit::Bundle(id, _) => format::Bundle::parse(&object.body, id)
+                .map_or_else(|_| version.as_str().to_owned(), |bundle| bundle.incarnation),
+        };
+        match decide::met(&incarnation, receipt.as_deref(), letter.as_deref()) {
+            Met::Open => Ok(false),
+            Met::Over => {
+                // What others wrote must be on disk before we delete on the strength of it.
+                self.store().persist(&[self.keys().receipt(unit)?]).await?;
+                self.delete_work(&key, &version).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Records a completion. `false` if somebody else's record of the same push stands already.
+    pub(super) async fn write_receipt(&self, unit: &Unit, receipt: Receipt) -> Result<bool> {
+        let key = self.keys().receipt(unit)?;
+        let mut receipt = receipt;
+        let mut when = When::Absent;
+        loop {
+            let nonce = self.store().env().nonce();
+            receipt.nonce = nonce.to_string();
+            let write = Write::when(when, Proof::Nonce(nonce)).durability(self.durability());
+            let put = self.store().put(&key, receipt.to_bytes().into(), write).await?;
+            if wrote(put)?.is_some() {
+                return Ok(true);
+            }
+            when = match self.store().get(&key).await? {
+                None => When::Absent,
+                Some(object) => match Receipt::parse(&object.body) {
+                    Ok(there) if there.incarnation == receipt.incarnation => return Ok(false),
+                    // Of an earlier push, or damaged: it says nothing about this one.
+                    _ => When::Matches(object.meta.version),
+                },
+            };
+        }
+    }
+
+    /// Records that a task was given up.
+    pub(super) async fn write_dead_letter(&self, letter: DeadLetter) -> Result<()> {
+        let key = self.keys().dead_letter(&letter.task.id)?;
+        let mut letter = letter;
+        let mut when = When::Absent;
+        loop {
+            let nonce = self.store().env().nonce();
+            letter.nonce = nonce.to_string();
+            let write = Write::when(when, Proof::Nonce(nonce)).durability(self.durability());
+            let put = self.store().put(&key, letter.to_bytes().into(), write).await?;
+            if wrote(put)?.is_some() {
+                return Ok(());
+            }
+            when = match self.store().get(&key).await? {
+                None => When::Absent,
+                Some(object) => match DeadLetter::parse(&object.body) {
+                    Ok(there) if there.task.incarnation == letter.task.incarnation => {
+                        return Ok(());
+                    }
+                    _ => When::Matches(object.meta.version),
+                },
+            };
+        }
+    }
+
+    /// Deletes a task or bundle in this version only (FIELD.md rows 22, 23). Says whether it was
+    /// there.
+    pub(super) async fn delete_work(&self, key: &Key, version: &Version) -> Result<bool> {
+        let store = self.store();
+        if store.deletes_conditionally().await? {
+            return match store.delete_version(key, version).await? {
+                Delete::Deleted => Ok(true),
+                Delete::Refused => Ok(false),
+                Delete::Contended => Err(crate::Error::unavailable("others keep writing").at(key)),
+                Delete::Unknown(unknown) => Err(unknown.into_error()),
+            };
+        }
+        // The best that such a store allows. While its receipt stands, nobody pushes it again.
+        match store.head(key).await? {
+            Some(meta) if meta.version == *version => {
+                let _ = store.delete(key).await?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    pub(super) async fn receipt_of(&self, unit: &Unit) -> Result<Option<Receipt>> {
+        let key = self.keys().receipt(unit)?;
+        let Some(object) = self.store().get(&key).await? else { return Ok(None) };
+        match Receipt::parse(&object.body) {
+            Ok(receipt) => Ok(Some(receipt)),
+            Err(error) => {
+                tracing::warn!(%key, %error, "a receipt cannot be read");
+                Ok(None)
+            }
+        }
+    }
+
+    /// The dead letter of a task, if it was given up.
+    pub async fn dead_letter(&self, id: &str) -> Result<Option<DeadLetter>> {
+        let key = self.keys().dead_letter(id)?;
+        let Some(object) = self.store().get(&key).await? else { return Ok(None) };
+        match DeadLetter::parse(&object.body) {
+            Ok(letter) => Ok(Some(letter)),
+            Err(error) => {
+                tracing::warn!(%key, %error, "a dead letter cannot be read");
+                Ok(None)
+            }
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! Finding something to do.
+//!
+//! On a bucket a LIST page chooses candidates: what has no lease is free, and what has one that is
+//! older than the queue's ttl is probably stale. Only when there is neither does a worker look into
+//! younger leases, each version once, for what is due to be tried again. In a directory names are
+//! read instead, which is much cheaper than files, and whether a task is free shows when it is
+//! claimed.
+//!
+//! A listing that is minutes old does no harm: it only decides what is *tried*.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use leasehold_protocol::cas::Version;
+use leasehold_protocol::layout::queue::{Part, Unit};
+use leasehold_protocol::lease::SLACK;
+use leasehold_protocol::queue::{Standing, order};
+use leasehold_protocol::time::StoreTime;
+use ulid::Ulid;
+
+use super::Queue;
+use super::claim::Tried;
+use crate::Result;
+use crate::env::BootTime;
+use crate::lease::Desk;
+use crate::store::{Detail, Entry, Kind, List, Page};
+
+/// How many pages of leased tasks to go through for something to do.
+const PAGES: usize = 10;
+/// How many young leases to look into at a time, on a bucket.
+const LOOKS: usize = 50;
+/// How many stale leases to try per listing: others see the same ones.
+const STALE: usize = 4;
+/// How many vain tries before a list of names in a directory is given up.
+const VAIN: u32 = 8;
+/// How many names of a directory to work through before reading them again.
+const NAMES: usize = 20_000;
+
+/// Something to try.
+#[derive(Debug)]
+pub(super) enum Candidate {
+    /// Had no lease when it was listed.
+    Free(Unit),
+    /// Had one that may be nobody's.
+    Leased(Unit, Desk),
+    /// A lease alone: what it was for is gone, it seems.
+    Orphan(Unit, Desk),
+}
+
+/// What one worker knows of one queue.
+#[derive(Debug)]
+pub(super) struct Finder {
+    queue: Queue,
+    worker: String,
+    candidates: VecDeque<Candidate>,
+    /// Whether nobody has got in the way lately.
+    alone: bool,
+    /// Vain tries with the present candidates.
+    vain: u32,
+    /// Whether the next refill may read names only.
+    by_name: bool,
+    /// Leases that were looked into: not again before this, while they stay in this version.
+    looked: HashMap<Unit, Looked>,
+    /// Where to list next, where there is more than a page.
+    depth: Depth,
+    /// Which part of the queue to list next.
+    turn: u64,
+    /// When the earliest scheduled task is due, as far as we know, and when that was read.
+    scheduled: Option<(Option<StoreTime>, BootTime)>,
+}
+
+#[derive(Debug)]
+struct Looked {
+    version: Option<Version>,
+    desk: Desk,
+    again: BootTime,
+}
+
+#[derive(Debug, Default)]
+struct Depth {
+    oldest: Option<Ulid>,
+    from_start: bool,
+}
+
+/// What a refill found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Outlook {
+    /// Whether anything at all is waiting or being done.
+    pub busy: bool,
+    /// Something is due in this time.
+    pub due: Option<Duration>,
+}
+
+/// How long a list of scheduled tasks is good for.
+const SCHEDULED: Duration = Duration::from_secs(30);
+
+impl Finder {
+    pub fn new(queue: Queue, worker: String) -> Self {
+        Self {
+            worker,
+            candidates: VecDeque::new(),
+            alone: true,
+            vain: 0,
+            by_name: queue.store().kind() == Kind::Directory,
+            looked: HashMap::new(),
+            depth: Depth::default(),
+            turn: queue.store().env().random(),
+            scheduled: None,
+            queue,
+        }
+    }
+
+    /// The next candidate that is known.
+    pub fn next(&mut self) -> Option<Candidate> {
+        self.candidates.pop_front()
+    }
+
+    /// What became of a candidate.
+    pub fn tried(&mut self, unit: &Unit, tried: &Tried) {
+        match tried {
+            Tried::Task(_) | Tried::Bundle(_) => {
+                self.looked.remove(unit);
+                self.vain = 0;
+            }
+            Tried::Taken | Tried::Over => {
+                self.alone = false;
+                self.vain += 1;
+                if !self.by_name {
+                    // Somebody else works through the same list: another one is better.
+                    self.candidates.retain(|left| !matches!(left, Candidate::Free(_)));
+                } else if self.vain > VAIN {
+                    self.candidates.clear();
+                } else if !self.candidates.is_empty() {
+                    let random = self.queue.store().env().random();
+                    let jump = random % self.candidates.len() as u64;
+                    self.candidates.rotate_left(jump as usize);
+                }
+            }
+            Tried::Later => {}
+        }
+    }
+
+    /// Lists what there is to do.
+    pub async fn refill(&mut self) -> Result<Outlook> {
+        self.candidates.clear();
+        let vain = std::mem::take(&mut self.vain);
+        let store = self.queue.store().clone();
+        if self.by_name {
+            // Where the last list was of no use, files are looked at.
+            if vain <= VAIN && self.read_names().await? {
+                return Ok(Outlook { busy: true, due: None });
+            }
+        }
+        // One LIST shows which parts of the queue there are.
+        let keys = self.queue.keys().clone();
+        let parts = store.list(List::prefix(keys.everything())?.delimited()).collect().await?;
+        let has = |prefix: &str| parts.prefixes.iter().any(|there| there == prefix);
+        let mut outlook = Outlook::default();
+        if has(&keys.scheduled()) {
+            outlook.due = self.promote(parts.now).await?;
+        }
+        if !self.candidates.is_empty() {
+            return Ok(Outlook { busy: true, ..outlook });
+        }
+        let mut sources = Vec::new();
+        if has(&keys.all_pending()) {
+            self.turn = self.turn.wrapping_add(1);
+            let shards = u64::from(keys.shards());
+            sources.extend((0..shards).map(|n| keys.pending(((self.turn + n) % shards) as u16)));
+        }
+        if has(&keys.bundles()) {
+            // Neither is to wait for the other to run dry.
+            let at = if self.turn.is_multiple_of(2) { 0 } else { sources.len() };
+            sources.insert(at, keys.bundles());
+        }
+        for source in sources {
+            let found = self.read_keys(&source).await?;
+            outlook.busy |= found.busy;
+            outlook.due = [outlook.due, found.due].into_iter().flatten().min();
+            if !self.candidates.is_empty() {
+                break;
+            }
+        }
+        if !outlook.busy {
+            self.looked.clear();
+            self.alone = true;
+        }
+        Ok(outlook)
+    }
+
+    /// Names of tasks and bundles in a directory. Says whether there are any.
+    async fn read_names(&mut self) -> Result<bool> {
+        let keys = self.queue.keys().clone();
+        self.turn = self.turn.wrapping_add(1);
+        let shard = (self.turn % u64::from(keys.shards())) as u16;
+        let mut units = Vec::new();
+        for prefix in [keys.bundles(), keys.pending(shard)] {
+            let list = List::prefix(prefix)?.delimited().unordered().loose();
+            let mut listing = self.queue.store().list(list);
+            while let Some(page) = listing.next_page().await? {
+                units.extend(page.prefixes.iter().filter_map(|prefix| keys.parse_folder(prefix)));
+                if units.len() > NAMES {
+                    break;
+                }
+            }
+        }
+        if units.is_empty() {
+            return Ok(false);
+        }
+        units.sort_unstable();
+        let listing = vec![Standing::Free; units.len()];
+        let order = order(&listing, self.alone, self.queue.store().env().random());
+        let mut units: Vec<Option<Unit>> = units.into_iter().map(Some).collect();
+        let candidates = order.into_iter().filter_map(|n| units[n].take()).map(Candidate::Free);
+        self.candidates = candidates.collect();
+        Ok(true)
+    }
+
+    /// Tasks or bundles under this prefix, with their leases.
+    async fn read_keys(&mut self, prefix: &str) -> Result<Outlook> {
+        let store = self.queue.store().clone();
+        let entry_point = self.entry_point(prefix);
+        let mut list = List::prefix(prefix)?.detail(Detail::Version);
+        if let Some(after) = &entry_point {
+            list = list.start_after(after);
+        }
+        let mut listing = store.list(list);
+        let mut outlook = Outlook::default();
+        let mut seen = Seen::default();
+        for n in 0..PAGES {
+            let page = listing.next_page().await?;
+            let Some(page) = page else {
+                // The end, and what is before the entry point was not seen.
+                if entry_point.is_some() && !seen.any_free() {
+                    self.depth.from_start = true;
+                    outlook.busy = true;
+                    outlook.due = Some(Duration::ZERO);
+                }
+                break;
+            };
+            if n == 0 && entry_point.is_none() {
+                self.depth.oldest = oldest(&self.queue, &page);
+                self.depth.from_start = false;
+            }
+            seen.add(&self.queue, page);
+            if seen.any_free() {
+                break;
+            }
+        }
+        outlook.busy |= !seen.units.is_empty();
+        self.choose(seen, &mut outlook).await?;
+        Ok(outlook)
+    }
+
+    /// Somewhere between the oldest task and now, where there is more than one page.
+    fn entry_point(&mut self, prefix: &str) -> Option<String> {
+        let oldest = self.depth.oldest?;
+        if std::mem::take(&mut self.depth.from_start) {
+            return None;
+        }
+        let random = self.queue.store().env().random();
+        // Every now and then from the start, for what sorts before.
+        if random.is_multiple_of(8) {
+            return None;
+        }
+        let now = self.queue.store().backend().reading()?.store;
+        let now = u64::try_from(now.as_micros() / 1000).ok()?;
+        let span = now.checked_sub(oldest.timestamp_ms()).filter(|span| *span > 0)?;
+        let at = oldest.timestamp_ms() + (random / 8) % span;
+        Some(format!("{prefix}{}", Ulid::from_parts(at, 0)))
+    }
+
+    /// Makes candidates of what a listing shows.
+    async fn choose(&mut self, seen: Seen, outlook: &mut Outlook) -> Result<()> {
+        let Seen { units, now } = seen;
+        let random = self.queue.store().env().random();
+        let standing: Vec<_> = units
+            .iter()
+            .map(|shown| match (&shown.lease, shown.work) {
+                (None, true) => Standing::Free,
+                _ => Standing::Leased,
+            })
+            .collect();
+        let ttl = self.queue.settings().ttl.saturating_add(SLACK);
+        let is_old = |lease: &Entry| match (now, lease.modified) {
+            (Some(now), Some(modified)) => now.since(modified) >= ttl,
+            _ => false,
+        };
+        let mut stale: Vec<usize> =
+            (0..units.len()).filter(|n| units[*n].lease.as_ref().is_some_and(is_old)).collect();
+        while stale.len() > STALE {
+            let drop = random as usize % stale.len();
+            stale.swap_remove(drop);
+        }
+        for n in &stale {
+            let shown = &units[*n];
+            let desk = self.desk_for(&shown.unit)?;
+            self.candidates.push_back(match shown.work {
+                true => Candidate::Leased(shown.unit.clone(), desk),
+                false => Candidate::Orphan(shown.unit.clone(), desk),
+            });
+        }
+        for n in order(&standing, self.alone, random) {
+            self.candidates.push_back(Candidate::Free(units[n].unit.clone()));
+        }
+        if self.candidates.is_empty() {
+            self.look_into(&units, outlook).await?;
+        }
+        Ok(())
+    }
+
+    fn desk_for(&mut self, unit: &Unit) -> Result<Desk> {
+        match self.looked.get(unit) {
+            // It remembers for how long it has seen the lease unchanged.
+            Some(looked) => Ok(looked.desk.clone()),
+            None => self.queue.desk(unit, &self.worker),
+        }
+    }
+
+    /// Nothing is free: what is due to be tried again, or was left by a process of this machine?
+    async fn look_into(&mut self, units: &[Shown], outlook: &mut Outlook) -> Result<()> {
+        let clock = self.queue.store().env().clone();
+        let looks = if self.by_name { usize::MAX } else { LOOKS };
+        let mut made = 0;
+        let mut looked = HashMap::new();
+        for shown in units {
+            let Some(lease) = &shown.lease else { continue };
+            let now = clock.clock().boot();
+            let before = self.looked.remove(&shown.unit);
+            if let Some(before) = before {
+                let same = before.version.is_some() && before.version == lease.version;
+                if same && before.again > now {
+                    let due = before.again.since(now);
+                    outlook.due = Some(outlook.due.map_or(due, |other| other.min(due)));
+                    looked.insert(shown.unit.clone(), before);
+                    continue;
+                }
+                self.looked.insert(shown.unit.clone(), before);
+            }
+            if made >= looks || !shown.work {
+                continue;
+            }
+            made += 1;
+            let desk = self.desk_for(&shown.unit)?;
+            let again = match self.glance(&desk).await? {
+                Glance::Take => {
+                    self.candidates.push_back(Candidate::Leased(shown.unit.clone(), desk));
+                    continue;
+                }
+                Glance::In(span) => now.plus(span),
+            };
+            let due = again.since(now);
+            outlook.due = Some(outlook.due.map_or(due, |other| other.min(due)));
+            let version = lease.version.clone();
+            looked.insert(shown.unit.clone(), Looked { version, desk, again });
+        }
+        self.looked = looked;
+        Ok(())
+    }
+
+    async fn glance(&self, desk: &Desk) -> Result<Glance> {
+        use leasehold_protocol::queue::{Claim, claim};
+        let Some(seen) = desk.look().await? else { return Ok(Glance::Take) };
+        Ok(match claim(&seen, &desk.judge(&seen)) {
+            Claim::Take(_) => Glance::Take,
+            Claim::Later(at) => Glance::In(at.since(seen.now)),
+            // A process of this machine can end at any time.
+            Claim::Held(left) if self.by_name => Glance::In(left.min(Duration::from_secs(1))),
+            Claim::Held(left) => Glance::In(left),
+        })
+    }
+
+    /// Brings scheduled tasks that are due to the others. Says when the next one is.
+    async fn promote(&mut self, now: Option<StoreTime>) -> Result<Option<Duration>> {
+        let clock = self.queue.store().env().clone();
+        let boot = clock.clock().boot();
+        let Some(now) = now.or(self.queue.store().backend().reading().map(|read| read.store))
+        else {
+            return Ok(None);
+        };
+        if let Some((next, read)) = self.scheduled
+            && boot.since(read) < SCHEDULED
+            && next.is_none_or(|next| next > now)
+        {
+            return Ok(next.map(|next| next.since(now)));
+        }
+        let (promoted, next) = self.queue.promote_due(now).await?;
+        self.candidates.extend(promoted.into_iter().map(|id| Candidate::Free(Unit::Task(id))));
+        self.scheduled = Some((next, boot));
+        Ok(next.map(|next| next.since(now)))
+    }
+}
+
+enum Glance {
+    Take,
+    In(Duration),
+}
+
+/// What listings show of a task or bundle.
+#[derive(Debug)]
+struct Shown {
+    unit: Unit,
+    work: bool,
+    lease: Option<Entry>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    units: Vec<Shown>,
+    now: Option<StoreTime>,
+}
+
+impl Seen {
+    fn add(&mut self, queue: &Queue, page: Page) {
+        self.now = page.now.or(self.now);
+        for entry in page.entries {
+            let Some((unit, part)) = queue.keys().parse_part(entry.key.as_str()) else { continue };
+            // The two keys of a task follow each other, on two pages perhaps.
+            if self.units.last().is_none_or(|last| last.unit != unit) {
+                self.units.push(Shown { unit, work: false, lease: None });
+            }
+            if let Some(last) = self.units.last_mut() {
+                match part {
+                    Part::Work => last.work = true,
+                    Part::Lease => last.lease = Some(entry),
+                }
+            }
+        }
+    }
+
+    fn any_free(&self) -> bool {
+        self.units.iter().any(|shown| shown.work && shown.lease.is_none())
+    }
+}
+
+/// The time of the first task of a page, where there are more pages to come.
+fn oldest(queue: &Queue, page: &Page) -> Option<Ulid> {
+    if page.len() < crate::store::PAGE {
+        return None;
+    }
+    let first = page.entries.first()?;
+    match queue.keys().parse_part(first.key.as_str())?.0 {
+        Unit::Task(id) | Unit::Bundle(id, _) => Ulid::from_string(&id).ok(),
+    }
+}

@@ -1,0 +1,168 @@
+//! Bringing scheduled tasks to the others, and cleaning up: every worker does a little.
+
+use leasehold_protocol::cas::When;
+use leasehold_protocol::format::task as format;
+use leasehold_protocol::layout::queue::{Part, Unit};
+use leasehold_protocol::lease::Judgement;
+use leasehold_protocol::settle::Proof;
+use leasehold_protocol::time::StoreTime;
+use serde::Serialize;
+
+use super::{Queue, wrote};
+use crate::lease::Desk;
+use crate::store::{Delete, Detail, List, Write};
+use crate::{Key, Result};
+
+/// How many objects a worker's own sweep looks at.
+const A_LITTLE: usize = 1000;
+/// How many scheduled tasks are promoted at a time.
+const DUE: usize = 100;
+
+/// What a sweep did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Swept {
+    /// Receipts that were older than the retention.
+    pub receipts: u64,
+    /// Leases without a task.
+    pub leases: u64,
+    /// Tasks that were completed or given up, and still stood there.
+    pub tasks: u64,
+    /// Scheduled tasks that were due.
+    pub promoted: u64,
+}
+
+impl Queue {
+    /// Moves scheduled tasks that are due to the pending ones. Says which, and when the next is.
+    pub(super) async fn promote_due(
+        &self,
+        now: StoreTime,
+    ) -> Result<(Vec<String>, Option<StoreTime>)> {
+        let list = List::prefix(self.keys().scheduled())?.limit(DUE);
+        let mut promoted = Vec::new();
+        // Not every store lists in order, so all of the page is looked at.
+        let mut next: Option<StoreTime> = None;
+        for entry in self.store().list(list).collect().await?.entries {
+            let Some((time, id)) = self.keys().parse_scheduled(entry.key.as_str()) else {
+                continue;
+            };
+            if time > now {
+                next = Some(next.map_or(time, |next| next.min(time)));
+            } else if self.promote(&entry.key, &id).await? {
+                promoted.push(id);
+            }
+        }
+        Ok((promoted, next))
+    }
+
+    /// Says whether the task is pending now by our doing.
+    async fn promote(&self, key: &Key, id: &str) -> Result<bool> {
+        let store = self.store();
+        let Some(object) = store.get(key).await? else { return Ok(false) };
+        let task = format::Task::parse(&object.body, id, object.meta.version.as_str());
+        let unit = Unit::Task(id.to_owned());
+        // Promoted before, done, and not removed here: the receipt says so.
+        let done =
+            self.settings().receipts && store.head(&self.keys().receipt(&unit)?).await?.is_some();
+        let mut promoted = false;
+        if !done {
+            let write = Write::when(When::Absent, Proof::Bytes).durability(self.durability());
+            let work = self.keys().part(&unit, Part::Work)?;
+            // Whatever is there already: it is this one, or one that was pushed with its name.
+            promoted = wrote(store.put(&work, task.to_bytes().into(), write).await?)?.is_some();
+        }
+        self.delete_work(key, &object.meta.version).await?;
+        Ok(promoted)
+    }
+
+    /// Removes a lease whose task is gone: only after a look at the task, past its ttl, and in the
+    /// version that was judged (FIELD.md row 24).
+    pub(super) async fn sweep_lease(&self, unit: &Unit, desk: &Desk) -> Result<bool> {
+        let Some(seen) = desk.look().await? else { return Ok(false) };
+        if let Judgement::Held { .. } = desk.judge(&seen) {
+            return Ok(false);
+        }
+        // One that was released a moment ago may be of a task that is just being written.
+        if seen.now.since(seen.modified) < self.settings().ttl {
+            return Ok(false);
+        }
+        if self.store().head(&self.keys().part(unit, Part::Work)?).await?.is_some() {
+            return Ok(false);
+        }
+        let token = seen.record.as_ref().ok().and_then(|lease| lease.token).unwrap_or(0);
+        let deleted = self.store().retire(desk.key(), &seen.version, token).await?;
+        Ok(matches!(deleted, Delete::Deleted))
+    }
+
+    /// Cleans up all there is: promotes what is due, removes what is over, and what is old.
+    pub async fn sweep(&self) -> Result<Swept> {
+        self.refresh().await?;
+        let now = self.store().now().await?;
+        let mut swept = Swept::default();
+        loop {
+            let (promoted, _) = self.promote_due(now).await?;
+            swept.promoted += promoted.len() as u64;
+            if promoted.len() < DUE {
+                break;
+            }
+        }
+        self.sweep_pending(&mut swept).await?;
+        self.sweep_receipts(usize::MAX, &mut swept).await?;
+        Ok(swept)
+    }
+
+    /// The part that workers do now and then: a page of receipts.
+    pub(super) async fn sweep_a_little(&self) -> Result<Swept> {
+        let mut swept = Swept::default();
+        self.sweep_receipts(A_LITTLE, &mut swept).await?;
+        Ok(swept)
+    }
+
+    async fn sweep_receipts(&self, most: usize, swept: &mut Swept) -> Result<()> {
+        let retention = self.settings().retention;
+        let list = List::prefix(self.keys().completed())?.detail(Detail::Version);
+        let list = if most == usize::MAX { list } else { list.limit(most) };
+        let mut listing = self.store().list(list);
+        while let Some(page) = listing.next_page().await? {
+            let Some(now) = page.now else { continue };
+            for entry in page.entries {
+                let (Some(modified), Some(version)) = (entry.modified, &entry.version) else {
+                    continue;
+                };
+                if now.since(modified) >= retention && self.delete_work(&entry.key, version).await?
+                {
+                    swept.receipts += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn sweep_pending(&self, swept: &mut Swept) -> Result<()> {
+        for prefix in [self.keys().all_pending(), self.keys().bundles()] {
+            let mut listing = self.store().list(List::prefix(prefix)?);
+            let mut leases: Vec<Unit> = Vec::new();
+            while let Some(page) = listing.next_page().await? {
+                for entry in page.entries {
+                    match self.keys().parse_part(entry.key.as_str()) {
+                        Some((unit, Part::Lease)) => leases.push(unit),
+                        // A lease comes before its task.
+                        Some((unit, Part::Work)) => {
+                            leases.retain(|lease| *lease != unit);
+                            if self.settings().receipts && self.is_over(&unit).await? {
+                                swept.tasks += 1;
+                                let desk = self.desk(&unit, "sweep")?;
+                                swept.leases += u64::from(self.sweep_lease(&unit, &desk).await?);
+                            }
+                        }
+                        None => {}
+                    }
+                }
+                for unit in leases.drain(..) {
+                    let desk = self.desk(&unit, "sweep")?;
+                    swept.leases += u64::from(self.sweep_lease(&unit, &desk).await?);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,365 @@
+//! A task that is held.
+
+use std::time::Duration;
+
+use leasehold_protocol::cas::Version;
+use leasehold_protocol::format::task::{self as format, DeadLetter, Failure, Json, Receipt};
+use leasehold_protocol::layout::queue::{Part, Unit};
+use leasehold_protocol::queue::{self as decide, AfterFailure, History};
+use leasehold_protocol::time::StoreTime;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio_util::sync::CancellationToken;
+
+use super::Queue;
+use super::bundle::Piece;
+use crate::lease::Tenure;
+use crate::{Error, ErrorKind, Result};
+
+/// What an ack came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acked {
+    /// This was the completion that counts.
+    First,
+    /// Somebody else had completed the task already.
+    Again,
+}
+
+/// A task to be done. Its claim is renewed in the background until it is acked, nacked or failed.
+///
+/// Dropping it without any of these counts as a failure: it is tried again later.
+#[derive(Debug)]
+pub struct Task(Option<Kind>);
+
+#[derive(Debug)]
+enum Kind {
+    Single(Box<Held>),
+    Piece(Box<Piece>),
+}
+
+/// A task of its own, and what is known of it.
+#[derive(Debug)]
+pub(super) struct Held {
+    queue: Queue,
+    unit: Unit,
+    task: format::Task,
+    version: Version,
+    tenure: Tenure,
+    history: History,
+}
+
+impl Task {
+    pub(super) fn single(held: Box<Held>) -> Self {
+        Self(Some(Kind::Single(held)))
+    }
+
+    pub(super) fn piece(piece: Piece) -> Self {
+        Self(Some(Kind::Piece(Box::new(piece))))
+    }
+
+    /// There is one until the task is consumed.
+    fn kind(&self) -> Option<&Kind> {
+        self.0.as_ref()
+    }
+
+    fn task(&self) -> Option<&format::Task> {
+        Some(match self.kind()? {
+            Kind::Single(held) => &held.task,
+            Kind::Piece(piece) => piece.task(),
+        })
+    }
+
+    /// Its name.
+    pub fn id(&self) -> &str {
+        self.task().map_or("", |task| &task.id)
+    }
+
+    /// What is to be done: JSON as it was pushed.
+    pub fn payload(&self) -> &str {
+        self.task().map_or("", |task| task.payload.get())
+    }
+
+    /// The payload as text: what is behind the quotes if it is a JSON text, else the JSON.
+    pub fn text(&self) -> String {
+        self.task().map_or_else(String::new, |task| format::plain_text(&task.payload))
+    }
+
+    /// The payload as a value.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
+        serde_json::from_str(self.payload()).map_err(|error| {
+            let message =
+                format!("the payload of task {:?} is not as expected: {error}", self.id());
+            Error::new(ErrorKind::Data, message)
+        })
+    }
+
+    /// Which attempt this is: 1 is the first.
+    pub fn attempt(&self) -> u32 {
+        match self.kind() {
+            Some(Kind::Single(held)) => held.history.tries().saturating_add(1),
+            Some(Kind::Piece(piece)) => piece.attempt(),
+            None => 0,
+        }
+    }
+
+    /// The fence: higher than that of everybody who had the task before.
+    pub fn token(&self) -> u64 {
+        match self.kind() {
+            Some(Kind::Single(held)) => held.tenure.token(),
+            Some(Kind::Piece(piece)) => piece.token(),
+            None => 0,
+        }
+    }
+
+    /// How long this attempt may take.
+    pub fn timeout(&self) -> Option<Duration> {
+        let own = self.task().and_then(|task| task.timeout);
+        own.or_else(|| self.queue().and_then(|queue| queue.settings().timeout))
+    }
+
+    /// When it was pushed, by the store's clock.
+    pub fn pushed_at(&self) -> Option<StoreTime> {
+        self.task().and_then(|task| task.pushed_at)
+    }
+
+    /// The queue it is from.
+    pub fn queue(&self) -> Option<&Queue> {
+        Some(match self.kind()? {
+            Kind::Single(held) => &held.queue,
+            Kind::Piece(piece) => piece.queue(),
+        })
+    }
+
+    /// Cancelled when the claim is lost: somebody else may be doing the task by now. Stop then.
+    pub fn lost(&self) -> CancellationToken {
+        match self.kind() {
+            Some(Kind::Single(held)) => held.tenure.lost(),
+            Some(Kind::Piece(piece)) => piece.lost(),
+            None => CancellationToken::new(),
+        }
+    }
+
+    /// Whether the claim can be trusted at this moment. To be asked before each guarded action.
+    pub fn check(&self) -> Result<()> {
+        match self.kind() {
+            Some(Kind::Single(held)) => held.tenure.check(),
+            Some(Kind::Piece(piece)) => piece.check(),
+            None => Ok(()),
+        }
+    }
+
+    /// For how long the claim can be trusted from now on, if it is not renewed.
+    pub fn trusted_for(&self) -> Duration {
+        match self.kind() {
+            Some(Kind::Single(held)) => held.tenure.trusted_for(),
+            Some(Kind::Piece(piece)) => piece.trusted_for(),
+            None => Duration::ZERO,
+        }
+    }
+
+    /// Renews the claim now, with a note on how far the work is. One PUT. Within a bundle the note
+    /// goes nowhere.
+    pub async fn progress(&self, note: &impl Serialize) -> Result<()> {
+        let note = serde_json::to_value(note)
+            .map_err(|error| Error::invalid(format!("not a note: {error}")))?;
+        match self.kind() {
+            Some(Kind::Single(held)) => {
+                let rewrite = |lease: &mut leasehold_protocol::format::lease::Lease| {
+                    lease.other.insert("progress".to_owned(), note.clone());
+                };
+                held.tenure.rewrite(rewrite).await
+            }
+            Some(Kind::Piece(_)) | None => self.check(),
+        }
+    }
+
+    /// Done, with nothing to tell.
+    pub async fn ack(self) -> Result<Acked> {
+        self.finish(None).await
+    }
+
+    /// Done, with this result.
+    pub async fn ack_json(self, result: &impl Serialize) -> Result<Acked> {
+        let result = serde_json::value::to_raw_value(result)
+            .map_err(|error| Error::invalid(format!("the result cannot be JSON: {error}")))?;
+        self.finish(Some(result)).await
+    }
+
+    /// Done, with this text as its result.
+    pub async fn ack_text(self, result: &str) -> Result<Acked> {
+        self.finish(Some(format::text_payload(result))).await
+    }
+
+    async fn finish(mut self, result: Option<Json>) -> Result<Acked> {
+        match self.0.take() {
+            Some(Kind::Single(held)) => held.ack(result).await,
+            Some(Kind::Piece(piece)) => piece.ack(result).await,
+            None => Ok(Acked::Again),
+        }
+    }
+
+    /// Not done: to be tried again, after `delay` or what the queue's backoff says. Once it has
+    /// failed as often as it may, it becomes a dead letter.
+    pub async fn nack(mut self, error: &str, delay: Option<Duration>) -> Result<()> {
+        match self.0.take() {
+            Some(Kind::Single(held)) => held.nack(error, delay).await,
+            Some(Kind::Piece(piece)) => piece.nack(error, delay).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Never to be done: becomes a dead letter now.
+    pub async fn fail(mut self, error: &str) -> Result<()> {
+        match self.0.take() {
+            Some(Kind::Single(held)) => held.fail(error).await,
+            Some(Kind::Piece(piece)) => piece.fail(error).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Not done, and nobody's fault: back to the others at once, without counting. For a worker
+    /// that has to end.
+    pub async fn give_back(mut self) -> Result<()> {
+        match self.0.take() {
+            Some(Kind::Single(held)) => held.give_back().await,
+            Some(Kind::Piece(piece)) => piece.give_back().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let Some(kind) = self.0.take() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            let error = "the worker dropped the task";
+            let nacked = match kind {
+                Kind::Single(held) => held.nack(error, None).await,
+                Kind::Piece(piece) => piece.nack(error, None).await,
+            };
+            if let Err(error) = nacked {
+                tracing::debug!(%error, "a dropped task could not be given back");
+            }
+        });
+    }
+}
+
+impl Held {
+    pub fn new(
+        queue: &Queue,
+        unit: Unit,
+        task: format::Task,
+        version: Version,
+        tenure: Tenure,
+        history: History,
+    ) -> Self {
+        Self { queue: queue.clone(), unit, task, version, tenure, history }
+    }
+
+    fn worker(&self) -> String {
+        self.tenure.lease().holder
+    }
+
+    async fn ack(self, result: Option<Json>) -> Result<Acked> {
+        let queue = self.queue.clone();
+        let key = queue.keys().part(&self.unit, Part::Work)?;
+        if !queue.settings().receipts {
+            // Deleting is what completes it, so only whoever still has it may.
+            self.tenure.check()?;
+            let first = queue.delete_work(&key, &self.version).await?;
+            self.tenure.remove().await?;
+            return Ok(if first { Acked::First } else { Acked::Again });
+        }
+        let lease = self.tenure.lease();
+        let receipt = Receipt {
+            id: self.task.id.clone(),
+            incarnation: self.task.incarnation.clone(),
+            worker: lease.holder,
+            token: self.tenure.token(),
+            pushed_at: self.task.pushed_at,
+            started_at: lease.acquired_at,
+            completed_at: queue.store().now().await?,
+            retries: self.history.tries(),
+            result,
+            results: None,
+            nonce: String::new(),
+        };
+        let first = queue.write_receipt(&self.unit, receipt).await?;
+        // It is done, whatever happens from here on: others finish the clean-up if we do not.
+        self.clean_up().await;
+        Ok(if first { Acked::First } else { Acked::Again })
+    }
+
+    /// The task, then its lease: in that order.
+    async fn clean_up(self) {
+        let cleaned = async {
+            let key = self.queue.keys().part(&self.unit, Part::Work)?;
+            self.queue.delete_work(&key, &self.version).await?;
+            self.tenure.remove().await
+        };
+        if let Err(error) = cleaned.await {
+            tracing::debug!(%error, "left for the next sweep");
+        }
+    }
+
+    async fn failure(&self, error: &str) -> Result<Failure> {
+        let at = self.queue.store().now().await?;
+        Ok(Failure { at, worker: self.worker(), crash: false, error: error.to_owned() })
+    }
+
+    async fn nack(self, error: &str, delay: Option<Duration>) -> Result<()> {
+        let failure = self.failure(error).await?;
+        let random = self.queue.store().env().random();
+        let settings = self.queue.settings();
+        match decide::after_failure(&self.history, &self.task, &settings, failure, delay, random) {
+            AfterFailure::Retry(history) => {
+                self.tenure.release_with(|lease| history.write(lease)).await
+            }
+            AfterFailure::GiveUp(history) => Self { history, ..self }.give_up().await,
+        }
+    }
+
+    async fn fail(self, error: &str) -> Result<()> {
+        let failure = self.failure(error).await?;
+        self.give_up_with(failure).await
+    }
+
+    /// The same for what we found to be impossible ourselves.
+    pub async fn give_up_because(self, error: &str) -> Result<()> {
+        let failure = self.failure(error).await?;
+        self.give_up_with(failure).await
+    }
+
+    async fn give_up_with(mut self, failure: Failure) -> Result<()> {
+        self.history.failures = self.history.failures.saturating_add(1);
+        self.history.errors.push(failure);
+        self.give_up().await
+    }
+
+    /// Writes a dead letter, unless somebody completed the task meanwhile; then cleans up.
+    pub async fn give_up(self) -> Result<()> {
+        self.tenure.check()?;
+        let queue = self.queue.clone();
+        let receipt = queue.receipt_of(&self.unit).await?;
+        if receipt.is_none_or(|receipt| receipt.incarnation != self.task.incarnation) {
+            let letter = DeadLetter {
+                task: self.task.clone(),
+                failed_at: queue.store().now().await?,
+                worker: self.worker(),
+                failures: self.history.failures,
+                crashes: self.history.crashes,
+                errors: self.history.errors.clone(),
+                nonce: String::new(),
+            };
+            queue.write_dead_letter(letter).await?;
+        }
+        self.clean_up().await;
+        Ok(())
+    }
+
+    async fn give_back(self) -> Result<()> {
+        let history = self.history;
+        self.tenure.release_with(|lease| history.write(lease)).await
+    }
+}

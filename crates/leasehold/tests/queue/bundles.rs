@@ -1,0 +1,141 @@
+//! Many small tasks in one object.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use leasehold::ErrorKind;
+use leasehold::queue::{NewTask, Queue, QueueSettings};
+
+use super::*;
+
+async fn bundle(queue: &Queue, count: usize) -> Vec<String> {
+    let tasks = (0..count).map(|n| NewTask::text(&n.to_string())).collect();
+    queue.push_bundle(tasks).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_bundle_is_done_task_by_task_with_one_receipt() {
+    for place in everywhere("bundle") {
+        let queue = queue(&place).await;
+        let ids = bundle(&queue, 20).await;
+        assert_eq!(queue.status(0).await.unwrap().counts.free, 20);
+        let worker = queue.worker("w");
+        let mut done = Vec::new();
+        for _ in 0..20 {
+            let task = next(&worker).await;
+            done.push(task.id().to_owned());
+            let text = task.text();
+            task.ack_text(&format!("did {text}")).await.unwrap();
+        }
+        assert_eq!(done, ids);
+        let kept = left(&place.store).await;
+        assert_eq!(kept.len(), 1, "{kept:?}");
+        let status = queue.status(0).await.unwrap();
+        assert_eq!(status.counts.completed, 20);
+        let receipt = place.store.get(&key(&kept[0])).await.unwrap().unwrap();
+        let receipt = leasehold::queue::Receipt::parse(&receipt.body).unwrap();
+        let results = receipt.results.unwrap();
+        assert_eq!(results[7].as_ref().unwrap().get(), "\"did 7\"");
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_fails_leaves_the_bundle() {
+    for place in everywhere("leaves") {
+        let queue = queue(&place).await;
+        let ids = bundle(&queue, 5).await;
+        let worker = until_empty(&queue, "w");
+        let mut seen = Vec::new();
+        while let Some(task) = worker.next().await.unwrap() {
+            seen.push(task.id().to_owned());
+            match (task.id() == ids[1], task.id() == ids[3], task.attempt()) {
+                (true, _, 1) => task.nack("again", None).await.unwrap(),
+                (_, true, _) => task.fail("never").await.unwrap(),
+                _ => drop(task.ack().await.unwrap()),
+            }
+        }
+        assert_eq!(seen.len(), 6, "{}: {seen:?}", place.name);
+        assert_eq!(seen.iter().filter(|id| **id == ids[1]).count(), 2);
+        assert_eq!(queue.failed_ids().await.unwrap(), [ids[3].clone()]);
+        let counts = queue.status(0).await.unwrap().counts;
+        assert_eq!((counts.free, counts.leased, counts.failed), (0, 0, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_successor_does_only_the_rest() {
+    for place in everywhere("rest") {
+        let queue = queue(&place).await;
+        bundle(&queue, 10).await;
+        let worker = queue.worker("first");
+        let mut done = BTreeSet::new();
+        for _ in 0..4 {
+            let task = next(&worker).await;
+            done.insert(task.text());
+            task.ack_text("by the first").await.unwrap();
+        }
+        // One is under way: it is finished, the rest goes back.
+        let under_way = next(&worker).await;
+        worker.drain().await.unwrap();
+        assert!(worker.next().await.unwrap().is_none());
+        done.insert(under_way.text());
+        under_way.ack().await.unwrap();
+        let heir = queue.worker("heir");
+        for _ in 0..5 {
+            let task = next(&heir).await;
+            assert_eq!(task.attempt(), 1, "a drain does not count");
+            assert!(done.insert(task.text()), "{}: done twice", place.name);
+            task.ack().await.unwrap();
+        }
+        assert_eq!(done.len(), 10);
+        let kept = left(&place.store).await;
+        assert_eq!(kept.len(), 1, "{}: {kept:?}", place.name);
+        let receipt = place.store.get(&key(&kept[0])).await.unwrap().unwrap();
+        assert!(String::from_utf8_lossy(&receipt.body).contains("by the first"));
+    }
+}
+
+#[tokio::test]
+async fn progress_is_written_with_the_heartbeat() {
+    for place in [memory(), directory()] {
+        let queue = queue(&place).await;
+        bundle(&queue, 6).await;
+        let worker = queue.worker("w");
+        next(&worker).await.ack().await.unwrap();
+        next(&worker).await.ack().await.unwrap();
+        let held = next(&worker).await;
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        let keys = left(&place.store).await;
+        let lease = keys.iter().find(|key| key.ends_with("lease.json")).unwrap();
+        let lease = place.store.get(&key(lease)).await.unwrap().unwrap();
+        assert!(String::from_utf8_lossy(&lease.body).contains("\"done\":\"0-1\""));
+        held.ack().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn bundles_that_cannot_be_are_refused() {
+    let place = memory();
+    let queue = queue(&place).await;
+    assert!(queue.push_bundle(Vec::new()).await.unwrap().is_empty());
+    let many = vec![NewTask::text("x"); 10_001];
+    let late = vec![NewTask::text("x").delay(Duration::from_secs(1))];
+    let odd = vec![NewTask::text("x").id("y".repeat(3000))];
+    for bad in [many, late, odd] {
+        assert_eq!(queue.push_bundle(bad).await.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    assert!(left(&place.store).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_damaged_bundle_becomes_a_dead_letter_and_is_kept() {
+    let place = memory();
+    let queue = Queue::create(&place.store, "q", QueueSettings { ..quick() }).await.unwrap();
+    let name = key("queues/q/bundles/01ARZ3NDEKTSV4RRFFQ69G5FAV-3/tasks.jsonl");
+    let put = place.store.put(&name, "{\"half\":".into(), leasehold::Write::any()).await.unwrap();
+    assert!(matches!(put, leasehold::Put::Stored(_)));
+    let worker = until_empty(&queue, "w");
+    assert!(worker.next().await.unwrap().is_none());
+    let letter = queue.dead_letter("01ARZ3NDEKTSV4RRFFQ69G5FAV-3").await.unwrap().unwrap();
+    assert_eq!(letter.task.payload.get(), r#""{\"half\":""#);
+}

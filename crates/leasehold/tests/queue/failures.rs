@@ -1,0 +1,172 @@
+//! Tasks that fail, workers that vanish.
+
+use std::time::Duration;
+
+use leasehold::queue::{Acked, NewTask, Queue, QueueSettings};
+
+use super::*;
+
+#[tokio::test]
+async fn a_failed_task_is_tried_again_and_then_given_up() {
+    for place in everywhere("fails") {
+        let settings = QueueSettings { max_attempts: 3, ..quick() };
+        let queue = Queue::create(&place.store, "q", settings).await.unwrap();
+        push(&queue, "poison").await;
+        push(&queue, "fine").await;
+        let worker = until_empty(&queue, "w");
+        let mut attempts = Vec::new();
+        while let Some(task) = worker.next().await.unwrap() {
+            match task.id() {
+                "fine" => drop(task.ack().await.unwrap()),
+                _ => {
+                    attempts.push(task.attempt());
+                    task.nack(&format!("no. {}", attempts.len()), None).await.unwrap();
+                }
+            }
+        }
+        assert_eq!(attempts, [1, 2, 3], "{}", place.name);
+        let letter = queue.dead_letter("poison").await.unwrap().unwrap();
+        assert_eq!((letter.failures, letter.crashes), (3, 0));
+        let errors: Vec<_> = letter.errors.iter().map(|failure| failure.error.as_str()).collect();
+        assert_eq!(errors, ["no. 1", "no. 2", "no. 3"]);
+        assert_eq!(
+            left(&place.store).await,
+            ["queues/q/completed/fine.json", "queues/q/failed/poison.json"]
+        );
+        // Once more, from the beginning.
+        assert!(queue.retry("poison").await.unwrap());
+        assert!(!queue.retry("nobody").await.unwrap());
+        let worker = queue.worker("w");
+        let task = next(&worker).await;
+        assert_eq!((task.id(), task.attempt(), task.text().as_str()), ("poison", 1, "poison"));
+        task.ack().await.unwrap();
+        assert!(queue.dead_letter("poison").await.unwrap().is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_delay_of_ones_own_counts() {
+    for place in everywhere("delay") {
+        let queue = queue(&place).await;
+        push(&queue, "x").await;
+        let worker = queue.worker("w");
+        let start = std::time::Instant::now();
+        next(&worker).await.nack("later", Some(Duration::from_secs(2))).await.unwrap();
+        next(&worker).await.ack().await.unwrap();
+        assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_is_dropped_counts_as_failed() {
+    for place in [memory(), directory()] {
+        let queue = queue(&place).await;
+        push(&queue, "x").await;
+        let worker = queue.worker("w");
+        drop(next(&worker).await);
+        let task = next(&worker).await;
+        assert_eq!(task.attempt(), 2);
+        task.ack().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_is_given_back_does_not_count() {
+    for place in everywhere("back") {
+        let queue = queue(&place).await;
+        push(&queue, "x").await;
+        let worker = queue.worker("w");
+        for _ in 0..7 {
+            let task = next(&worker).await;
+            assert_eq!(task.attempt(), 1, "{}", place.name);
+            task.give_back().await.unwrap();
+        }
+        next(&worker).await.ack().await.unwrap();
+    }
+}
+
+/// A holder that was killed: its lease is there, and nobody renews it.
+async fn vanish(queue: &Queue) {
+    let worker = queue.worker("victim");
+    let task = next(&worker).await;
+    // As if the process had ended: nothing is renewed, nothing released.
+    let key = key(&format!("queues/q/pending/{}/lease.json", task.id()));
+    let lease = queue.store().get(&key).await.unwrap().unwrap();
+    task.give_back().await.unwrap();
+    let text = String::from_utf8(lease.body.to_vec()).unwrap();
+    // A process of this machine would be seen to be alive.
+    let mut record: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for field in ["host", "boot_id", "boot_time_ms", "pid_namespace", "pid", "start_time"] {
+        record.as_object_mut().unwrap().remove(field);
+    }
+    let body = serde_json::to_vec(&record).unwrap();
+    let put = queue.store().put(&key, body.into(), leasehold::Write::any()).await.unwrap();
+    assert!(matches!(put, leasehold::Put::Stored(_)));
+}
+
+#[tokio::test]
+async fn a_worker_that_vanished_is_replaced_after_the_ttl_and_counted() {
+    for place in everywhere("vanished") {
+        let settings = QueueSettings { max_crashes: 2, ..quick() };
+        let queue = Queue::create(&place.store, "q", settings).await.unwrap();
+        push(&queue, "x").await;
+        vanish(&queue).await;
+        let start = std::time::Instant::now();
+        let worker = queue.worker("heir");
+        let task = next(&worker).await;
+        assert!(start.elapsed() >= Duration::from_millis(900), "{} too early", place.name);
+        assert_eq!(task.attempt(), 2);
+        task.give_back().await.unwrap();
+        vanish(&queue).await;
+        // Twice is too often.
+        let worker = until_empty(&queue, "heir");
+        assert!(worker.next().await.unwrap().is_none());
+        let letter = queue.dead_letter("x").await.unwrap().unwrap();
+        assert_eq!((letter.failures, letter.crashes), (0, 2), "{}", place.name);
+        assert!(letter.errors.iter().all(|failure| failure.crash && failure.worker == "victim"));
+    }
+}
+
+#[tokio::test]
+async fn a_claim_is_renewed_as_long_as_it_takes() {
+    for place in everywhere("renewed") {
+        let queue = queue(&place).await;
+        push(&queue, "long").await;
+        let worker = queue.worker("w");
+        let task = next(&worker).await;
+        let other = queue.worker("other");
+        let stolen = tokio::time::timeout(Duration::from_secs(4), other.next()).await;
+        assert!(stolen.is_err(), "{}: stolen from a living worker", place.name);
+        task.check().unwrap();
+        assert_eq!(task.ack().await.unwrap(), Acked::First);
+    }
+}
+
+#[tokio::test]
+async fn receipts_are_swept_after_their_time_and_the_id_is_free_again() {
+    let place = directory();
+    let queue = queue(&place).await;
+    push(&queue, "x").await;
+    drain(&queue, "w").await;
+    assert_eq!(queue.sweep().await.unwrap().receipts, 0);
+    // An hour is the least that can be asked for; the file is made older instead.
+    queue.update(|settings| settings.retention = Duration::from_secs(3600)).await.unwrap();
+    let root = place.store.url();
+    let file = std::path::Path::new(&root).join("queues/q/completed/x.json");
+    let old = std::time::SystemTime::now() - Duration::from_secs(4000);
+    std::fs::File::open(&file).unwrap().set_modified(old).unwrap();
+    assert_eq!(queue.sweep().await.unwrap().receipts, 1);
+    push(&queue, "x").await;
+    assert_eq!(drain(&queue, "w").await, ["x"]);
+}
+
+#[tokio::test]
+async fn without_receipts_nothing_is_left() {
+    for place in everywhere("without") {
+        let settings = QueueSettings { receipts: false, ..quick() };
+        let queue = Queue::create(&place.store, "q", settings).await.unwrap();
+        queue.push_many((0..5).map(|n| NewTask::text(&n.to_string()))).await.unwrap();
+        assert_eq!(drain(&queue, "w").await.len(), 5);
+        assert!(left(&place.store).await.is_empty(), "{}", place.name);
+    }
+}
