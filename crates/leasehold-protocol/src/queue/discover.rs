@@ -3,7 +3,7 @@
 //! Many workers look at the same listing, and each claim that somebody else made meanwhile is a
 //! request for nothing. So they keep apart: each walks on from its own point through what is free,
 //! and whoever runs into another's ground lists again and starts in the middle of the longest
-//! stretch that nobody has begun on. For 50 workers on 1,000 tasks that makes about 0.25 vain
+//! stretch that nobody has begun on. For 50 workers on 1,000 tasks that makes about 0.3 vain
 //! requests per claim; choosing at random each time would make 0.7.
 
 /// What a listing shows of a task.
@@ -36,8 +36,8 @@ fn start(listing: &[Standing], free: &[usize], random: u64) -> usize {
     if free.len() == listing.len() {
         return free[(random % free.len() as u64) as usize];
     }
-    // Long stretches are likelier by the cube of their length: always taking the longest would
-    // send all who list at the same moment to the same place.
+    // Long stretches are much likelier, but not certain: always taking the longest would send all
+    // who list at the same moment to the same place.
     let mut stretches: Vec<(usize, usize)> = Vec::new();
     for n in free {
         match stretches.last_mut() {
@@ -45,15 +45,15 @@ fn start(listing: &[Standing], free: &[usize], random: u64) -> usize {
             _ => stretches.push((*n, n + 1)),
         }
     }
-    let weight = |(start, end): &(usize, usize)| ((end - start) as u128).pow(3);
-    let total: u128 = stretches.iter().map(weight).sum();
-    let mut left = u128::from(random) % total.max(1);
+    let longest = stretches.iter().map(|(start, end)| end - start).max().unwrap_or(1) as f64;
+    let weight = |(start, end): &(usize, usize)| ((end - start) as f64 / longest).powi(6);
+    let total: f64 = stretches.iter().map(weight).sum();
+    let mut left = random as f64 / u64::MAX as f64 * total;
     for stretch in &stretches {
-        let weight = weight(stretch);
-        if left < weight {
+        left -= weight(stretch);
+        if left <= 0.0 {
             return stretch.0 + (stretch.1 - stretch.0) / 2;
         }
-        left -= weight;
     }
     free[0]
 }
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn the_middle_of_a_long_stretch_is_likeliest() {
         let listing = listing(&format!("{}x{}", ".".repeat(5), ".".repeat(40)));
-        let starts = (0..1000).map(|n| order(&listing, false, n * 7919)[0]);
+        let starts = (0..1000).map(|n| order(&listing, false, n * (u64::MAX / 1000))[0]);
         assert!(starts.filter(|start| *start == 6 + 20).count() > 950);
     }
 

@@ -31,16 +31,18 @@ const PAGES: usize = 10;
 const LOOKS: usize = 50;
 /// How many stale leases to try per listing: others see the same ones.
 const STALE: usize = 4;
-/// How many vain tries before a list of names in a directory is given up.
-const VAIN: u32 = 8;
+/// How many vain tries, one after the other, before a list is given up.
+const VAIN: u32 = 5;
 /// How many names of a directory to work through before reading them again.
 const NAMES: usize = 20_000;
 
 /// Something to try.
 #[derive(Debug)]
 pub(super) enum Candidate {
-    /// Had no lease when it was listed.
+    /// Had no lease when it was listed, or so it is hoped.
     Free(Unit),
+    /// The same from a list of names that has proved old: a look first is cheaper than a claim.
+    Doubtful(Unit),
     /// Had one that may be nobody's.
     Leased(Unit, Desk),
     /// A lease alone: what it was for is gone, it seems.
@@ -57,8 +59,12 @@ pub(super) struct Finder {
     alone: bool,
     /// Vain tries with the present candidates.
     vain: u32,
-    /// Whether the next refill may read names only.
+    /// Whether names are cheaper to read than keys: in a directory.
     by_name: bool,
+    /// Whether anything came of the last list.
+    fruitful: bool,
+    /// Which parts the queue had, and when that was.
+    overview: Option<(Overview, BootTime)>,
     /// Leases that were looked into: not again before this, while they stay in this version.
     looked: HashMap<Unit, Looked>,
     /// Where to list next, where there is more than a page.
@@ -91,6 +97,22 @@ pub(super) struct Outlook {
     pub due: Option<Duration>,
 }
 
+/// Which parts of a queue there are.
+#[derive(Debug, Clone, Copy)]
+struct Overview {
+    pending: bool,
+    bundles: bool,
+}
+
+impl Overview {
+    fn any(self) -> bool {
+        self.pending || self.bundles
+    }
+}
+
+/// How long it is relied on.
+const OVERVIEW: Duration = Duration::from_secs(10);
+
 /// How long a list of scheduled tasks is good for.
 const SCHEDULED: Duration = Duration::from_secs(30);
 
@@ -102,6 +124,8 @@ impl Finder {
             alone: true,
             vain: 0,
             by_name: queue.store().kind() == Kind::Directory,
+            fruitful: true,
+            overview: None,
             looked: HashMap::new(),
             depth: Depth::default(),
             turn: queue.store().env().random(),
@@ -112,7 +136,10 @@ impl Finder {
 
     /// The next candidate that is known.
     pub fn next(&mut self) -> Option<Candidate> {
-        self.candidates.pop_front()
+        match self.candidates.pop_front() {
+            Some(Candidate::Free(unit)) if !self.alone => Some(Candidate::Doubtful(unit)),
+            candidate => candidate,
+        }
     }
 
     /// What became of a candidate.
@@ -121,16 +148,16 @@ impl Finder {
             Tried::Task(_) | Tried::Bundle(_) => {
                 self.looked.remove(unit);
                 self.vain = 0;
+                self.fruitful = true;
             }
             Tried::Taken | Tried::Over => {
                 self.alone = false;
                 self.vain += 1;
-                if !self.by_name {
-                    // Somebody else works through the same list: another one is better.
-                    self.candidates.retain(|left| !matches!(left, Candidate::Free(_)));
-                } else if self.vain > VAIN {
+                if self.vain >= VAIN {
+                    // The list is of no use any more.
                     self.candidates.clear();
                 } else if !self.candidates.is_empty() {
+                    // Somebody else works from here on: elsewhere may be better.
                     let random = self.queue.store().env().random();
                     let jump = random % self.candidates.len() as u64;
                     self.candidates.rotate_left(jump as usize);
@@ -143,36 +170,72 @@ impl Finder {
     /// Lists what there is to do.
     pub async fn refill(&mut self) -> Result<Outlook> {
         self.candidates.clear();
-        let vain = std::mem::take(&mut self.vain);
-        let store = self.queue.store().clone();
-        if self.by_name {
-            // Where the last list was of no use, files are looked at.
-            if vain <= VAIN && self.read_names().await? {
-                return Ok(Outlook { busy: true, due: None });
+        self.vain = 0;
+        // Where the last list was of no use, the same again is not either.
+        let fruitful = std::mem::replace(&mut self.fruitful, false);
+        if self.by_name && fruitful && self.read_names().await? {
+            return Ok(Outlook { busy: true, due: None });
+        }
+        let now = self.queue.store().env().clock().boot();
+        match self.overview {
+            // What there was a moment ago is probably there still.
+            Some((overview, at)) if overview.any() && now.since(at) < OVERVIEW => {
+                let outlook = self.read_parts(overview).await?;
+                if outlook.busy || !self.candidates.is_empty() {
+                    return Ok(outlook);
+                }
+            }
+            Some(_) => {}
+            // Most of what there is to do are pending tasks. If not, there is more to see.
+            None => {
+                let guess = Overview { pending: true, bundles: false };
+                let outlook = self.read_parts(guess).await?;
+                self.overview =
+                    Some((Overview { pending: !self.candidates.is_empty(), ..guess }, now));
+                if !self.candidates.is_empty() {
+                    return Ok(outlook);
+                }
+                return Ok(Outlook { busy: true, due: Some(Duration::ZERO) });
             }
         }
         // One LIST shows which parts of the queue there are.
         let keys = self.queue.keys().clone();
-        let parts = store.list(List::prefix(keys.everything())?.delimited()).collect().await?;
+        let list = List::prefix(keys.everything())?.delimited();
+        let parts = self.queue.store().list(list).collect().await?;
         let has = |prefix: &str| parts.prefixes.iter().any(|there| there == prefix);
-        let mut outlook = Outlook::default();
-        if has(&keys.scheduled()) {
-            outlook.due = self.promote(parts.now).await?;
-        }
+        let overview =
+            Overview { pending: has(&keys.all_pending()), bundles: has(&keys.bundles()) };
+        self.overview = Some((overview, now));
+        let due = match has(&keys.scheduled()) {
+            true => self.promote(parts.now).await?,
+            false => None,
+        };
         if !self.candidates.is_empty() {
-            return Ok(Outlook { busy: true, ..outlook });
+            return Ok(Outlook { busy: true, due });
         }
+        let mut outlook = self.read_parts(overview).await?;
+        outlook.due = [outlook.due, due].into_iter().flatten().min();
+        if !outlook.busy {
+            self.looked.clear();
+            self.alone = true;
+        }
+        Ok(outlook)
+    }
+
+    async fn read_parts(&mut self, overview: Overview) -> Result<Outlook> {
+        let keys = self.queue.keys().clone();
         let mut sources = Vec::new();
-        if has(&keys.all_pending()) {
-            self.turn = self.turn.wrapping_add(1);
+        self.turn = self.turn.wrapping_add(1);
+        if overview.pending {
             let shards = u64::from(keys.shards());
             sources.extend((0..shards).map(|n| keys.pending(((self.turn + n) % shards) as u16)));
         }
-        if has(&keys.bundles()) {
+        if overview.bundles {
             // Neither is to wait for the other to run dry.
             let at = if self.turn.is_multiple_of(2) { 0 } else { sources.len() };
             sources.insert(at, keys.bundles());
         }
+        let mut outlook = Outlook::default();
         for source in sources {
             let found = self.read_keys(&source).await?;
             outlook.busy |= found.busy;
@@ -180,10 +243,6 @@ impl Finder {
             if !self.candidates.is_empty() {
                 break;
             }
-        }
-        if !outlook.busy {
-            self.looked.clear();
-            self.alone = true;
         }
         Ok(outlook)
     }

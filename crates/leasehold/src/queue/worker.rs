@@ -143,7 +143,7 @@ impl Worker {
 
     /// How long to wait where there is nothing to do: longer each time, but not past what is due.
     fn pause(&self, queue: &Queue, idle: u32, outlook: Outlook) -> Duration {
-        let local = matches!(queue.store().kind(), Kind::Directory | Kind::Memory);
+        let local = queue.store().kind() == Kind::Directory;
         let first = if local { FIRST_IN_DIRECTORY } else { FIRST };
         let cap = match local {
             // Looking costs nothing but a little time of this machine.
@@ -210,6 +210,13 @@ impl Worker {
         match candidate {
             Candidate::Free(unit) => {
                 let tried = queue.claim_free(&unit, &self.settings.name).await;
+                Ok((unit, or_lost(tried)?))
+            }
+            Candidate::Doubtful(unit) => {
+                let tried = match queue.looks_free(&unit).await? {
+                    true => queue.claim_free(&unit, &self.settings.name).await,
+                    false => Ok(Tried::Taken),
+                };
                 Ok((unit, or_lost(tried)?))
             }
             Candidate::Leased(unit, desk) => {
