@@ -32,7 +32,7 @@ const LOOKS: usize = 50;
 /// How many stale leases to try per listing: others see the same ones.
 const STALE: usize = 4;
 /// How many vain tries, one after the other, before a list is given up.
-const VAIN: u32 = 5;
+const VAIN: u32 = 12;
 /// How many names of a directory to work through before reading them again.
 const NAMES: usize = 20_000;
 
@@ -55,14 +55,16 @@ pub(super) struct Finder {
     queue: Queue,
     worker: String,
     candidates: VecDeque<Candidate>,
-    /// Whether nobody has got in the way lately.
-    alone: bool,
+    /// Whether nobody got in the way while the last list was worked through. Not known at first.
+    alone: Option<bool>,
     /// Vain tries with the present candidates.
     vain: u32,
     /// Whether names are cheaper to read than keys: in a directory.
     by_name: bool,
     /// Whether anything came of the last list.
     fruitful: bool,
+    /// Whether it had nothing to try.
+    dry: bool,
     /// Which parts the queue had, and when that was.
     overview: Option<(Overview, BootTime)>,
     /// Leases that were looked into: not again before this, while they stay in this version.
@@ -82,9 +84,13 @@ struct Looked {
     again: BootTime,
 }
 
+/// How far a queue of more than a page reaches, by the times in its tasks' names.
 #[derive(Debug, Default)]
 struct Depth {
-    oldest: Option<Ulid>,
+    /// The first task, where there is more than a page.
+    oldest: Option<u64>,
+    /// The latest task that was seen.
+    newest: u64,
     from_start: bool,
 }
 
@@ -98,7 +104,7 @@ pub(super) struct Outlook {
 }
 
 /// Which parts of a queue there are.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Overview {
     pending: bool,
     bundles: bool,
@@ -121,10 +127,11 @@ impl Finder {
         Self {
             worker,
             candidates: VecDeque::new(),
-            alone: true,
+            alone: None,
             vain: 0,
             by_name: queue.store().kind() == Kind::Directory,
-            fruitful: true,
+            fruitful: false,
+            dry: false,
             overview: None,
             looked: HashMap::new(),
             depth: Depth::default(),
@@ -137,7 +144,9 @@ impl Finder {
     /// The next candidate that is known.
     pub fn next(&mut self) -> Option<Candidate> {
         match self.candidates.pop_front() {
-            Some(Candidate::Free(unit)) if !self.alone => Some(Candidate::Doubtful(unit)),
+            Some(Candidate::Free(unit)) if self.alone == Some(false) => {
+                Some(Candidate::Doubtful(unit))
+            }
             candidate => candidate,
         }
     }
@@ -151,7 +160,7 @@ impl Finder {
                 self.fruitful = true;
             }
             Tried::Taken | Tried::Over => {
-                self.alone = false;
+                self.alone = Some(false);
                 self.vain += 1;
                 if self.vain >= VAIN {
                     // The list is of no use any more.
@@ -171,15 +180,21 @@ impl Finder {
     pub async fn refill(&mut self) -> Result<Outlook> {
         self.candidates.clear();
         self.vain = 0;
+        if self.fruitful && self.alone.is_none() {
+            self.alone = Some(true);
+        }
         // Where the last list was of no use, the same again is not either.
         let fruitful = std::mem::replace(&mut self.fruitful, false);
-        if self.by_name && fruitful && self.read_names().await? {
+        let dry = std::mem::take(&mut self.dry);
+        let first = self.overview.is_none();
+        if self.by_name && (fruitful || first) && self.read_names().await? {
+            self.overview.get_or_insert((Overview::default(), BootTime::from_boot(Duration::ZERO)));
             return Ok(Outlook { busy: true, due: None });
         }
         let now = self.queue.store().env().clock().boot();
         match self.overview {
             // What there was a moment ago is probably there still.
-            Some((overview, at)) if overview.any() && now.since(at) < OVERVIEW => {
+            Some((overview, at)) if !dry && overview.any() && now.since(at) < OVERVIEW => {
                 let outlook = self.read_parts(overview).await?;
                 if outlook.busy || !self.candidates.is_empty() {
                     return Ok(outlook);
@@ -217,7 +232,7 @@ impl Finder {
         outlook.due = [outlook.due, due].into_iter().flatten().min();
         if !outlook.busy {
             self.looked.clear();
-            self.alone = true;
+            self.alone = None;
         }
         Ok(outlook)
     }
@@ -241,9 +256,10 @@ impl Finder {
             outlook.busy |= found.busy;
             outlook.due = [outlook.due, found.due].into_iter().flatten().min();
             if !self.candidates.is_empty() {
-                break;
+                return Ok(outlook);
             }
         }
+        self.dry = true;
         Ok(outlook)
     }
 
@@ -288,30 +304,41 @@ impl Finder {
         let mut seen = Seen::default();
         for n in 0..PAGES {
             let page = listing.next_page().await?;
-            let Some(page) = page else {
-                // The end, and what is before the entry point was not seen.
-                if entry_point.is_some() && !seen.any_free() {
-                    self.depth.from_start = true;
-                    outlook.busy = true;
-                    outlook.due = Some(Duration::ZERO);
-                }
-                break;
-            };
+            let Some(page) = page else { break };
             if n == 0 && entry_point.is_none() {
-                self.depth.oldest = oldest(&self.queue, &page);
                 self.depth.from_start = false;
+                self.depth.oldest = match page.len() < crate::store::PAGE {
+                    true => None,
+                    false => page.entries.first().and_then(|first| self.time_of(first)),
+                };
             }
+            let last = page.entries.last().and_then(|last| self.time_of(last));
+            self.depth.newest = self.depth.newest.max(last.unwrap_or(0));
             seen.add(&self.queue, page);
             if seen.any_free() {
                 break;
             }
+        }
+        if entry_point.is_some() && !seen.any_free() {
+            // What is before the entry point was not seen, and nothing is as far out as this.
+            (self.depth.from_start, self.depth.newest) = (true, 0);
+            (outlook.busy, outlook.due) = (true, Some(Duration::ZERO));
         }
         outlook.busy |= !seen.units.is_empty();
         self.choose(seen, &mut outlook).await?;
         Ok(outlook)
     }
 
-    /// Somewhere between the oldest task and now, where there is more than one page.
+    /// The time in a task's name, if it has one.
+    fn time_of(&self, entry: &Entry) -> Option<u64> {
+        match self.queue.keys().parse_part(entry.key.as_str())?.0 {
+            Unit::Task(id) | Unit::Bundle(id, _) => {
+                Some(Ulid::from_string(&id).ok()?.timestamp_ms())
+            }
+        }
+    }
+
+    /// Somewhere between the oldest task and the newest, where there is more than one page.
     fn entry_point(&mut self, prefix: &str) -> Option<String> {
         let oldest = self.depth.oldest?;
         if std::mem::take(&mut self.depth.from_start) {
@@ -322,10 +349,9 @@ impl Finder {
         if random.is_multiple_of(8) {
             return None;
         }
-        let now = self.queue.store().backend().reading()?.store;
-        let now = u64::try_from(now.as_micros() / 1000).ok()?;
-        let span = now.checked_sub(oldest.timestamp_ms()).filter(|span| *span > 0)?;
-        let at = oldest.timestamp_ms() + (random / 8) % span;
+        // Twice as far as was seen: whoever goes on finds the end in a few steps.
+        let span = self.depth.newest.checked_sub(oldest).filter(|span| *span > 0)?;
+        let at = oldest + (random / 8) % span.saturating_mul(2);
         Some(format!("{prefix}{}", Ulid::from_parts(at, 0)))
     }
 
@@ -489,16 +515,5 @@ impl Seen {
 
     fn any_free(&self) -> bool {
         self.units.iter().any(|shown| shown.work && shown.lease.is_none())
-    }
-}
-
-/// The time of the first task of a page, where there are more pages to come.
-fn oldest(queue: &Queue, page: &Page) -> Option<Ulid> {
-    if page.len() < crate::store::PAGE {
-        return None;
-    }
-    let first = page.entries.first()?;
-    match queue.keys().parse_part(first.key.as_str())?.0 {
-        Unit::Task(id) | Unit::Bundle(id, _) => Ulid::from_string(&id).ok(),
     }
 }

@@ -1,5 +1,6 @@
 //! What it costs: requests are exact, so they are asserted.
 
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use leasehold::queue::{NewTask, Queue, QueueSettings, Worker, WorkerSettings};
@@ -68,40 +69,46 @@ async fn bundles_of_a_hundred_cost_a_hundredth() {
     }
 }
 
-/// Refused PUTs and LISTs together, per claim.
+/// Refused PUTs and LISTs together, per claim, until the last task is claimed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn fifty_workers_keep_out_of_each_others_way() {
-    let mut best = f64::MAX;
-    for _ in 0..3 {
+    let mut vain = Vec::new();
+    for _ in 0..5 {
         let place = memory();
-        let queue = Queue::create(&place.store, "q", calm()).await.unwrap();
+        // Without receipts every PUT is a claim, or a refused one.
+        let settings = QueueSettings { receipts: false, ..calm() };
+        let queue = Queue::create(&place.store, "q", settings).await.unwrap();
         queue.push_many((0..TASKS).map(|n| NewTask::text(&n.to_string()))).await.unwrap();
         let before = place.store.usage();
+        let claimed = Arc::new(AtomicU64::new(0));
         let mut workers = tokio::task::JoinSet::new();
         for n in 0..50 {
-            let queue = queue.clone();
+            let (queue, claimed) = (queue.clone(), claimed.clone());
             workers.spawn(async move {
                 let settings =
                     WorkerSettings { until_empty: true, ..WorkerSettings::named(format!("w{n}")) };
-                let worker = Worker::new(vec![queue], settings);
-                let mut done = 0;
+                let worker = Worker::new(vec![queue.clone()], settings);
+                let mut last = None;
                 while let Some(task) = worker.next().await.unwrap() {
+                    if claimed.fetch_add(1, SeqCst) + 1 == TASKS {
+                        last = Some(queue.store().usage());
+                    }
                     // Long enough that all of them are at it.
                     tokio::time::sleep(Duration::from_millis(5)).await;
                     task.ack().await.unwrap();
-                    done += 1;
                 }
-                done
+                last
             });
         }
-        let done: Vec<u64> = workers.join_all().await;
-        assert_eq!(done.iter().sum::<u64>(), TASKS);
-        let used = place.store.usage().since(&before);
-        let refused = used.put - 2 * TASKS;
-        best = best.min((refused + used.list) as f64 / TASKS as f64);
+        let last = workers.join_all().await.into_iter().flatten().next().unwrap();
+        assert_eq!(claimed.load(SeqCst), TASKS, "some were done twice");
+        let used = last.since(&before);
+        let refused = used.put - TASKS;
         println!("{refused} refused, {} lists, {} heads", used.list, used.head);
+        vain.push((refused + used.list) as f64 / TASKS as f64);
     }
-    assert!(best <= 0.3, "{best} vain requests per claim");
+    vain.sort_by(f64::total_cmp);
+    assert!(vain[2] <= 0.3, "{vain:?} vain requests per claim");
 }
 
 #[tokio::test]
