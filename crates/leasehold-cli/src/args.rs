@@ -8,6 +8,8 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 
 use crate::exit;
 
+pub mod queue;
+
 /// Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_help = exit::HELP, disable_help_subcommand = true)]
@@ -100,6 +102,9 @@ pub enum Command {
     /// Read and change shared files safely
     #[command(subcommand)]
     Pad(PadCommand),
+    /// Share work: push tasks, and run a command for each
+    #[command(subcommand)]
+    Queue(queue::QueueCommand),
     /// Make the store now instead of at the first write
     Init,
     /// List keys

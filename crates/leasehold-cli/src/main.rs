@@ -86,6 +86,7 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Lock(_)
         | Command::Elect(_)
         | Command::Pad(_)
+        | Command::Queue(_)
         | Command::DemoWorker(_) => unreachable!("handled before"),
     };
     finish(args, &store, outcome.map(Ending::from))
@@ -97,6 +98,7 @@ async fn run_locked(args: &Args, store: &leasehold::Store) -> Option<anyhow::Res
         Command::Lock(lock) => commands::lock::run(args, store, lock).await,
         Command::Elect(elect) => commands::lock::elect(args, store, elect).await,
         Command::Pad(pad) => commands::pad::run(args, store, pad).await,
+        Command::Queue(queue) => commands::queue::run(args, store, queue).await,
         _ => return None,
     })
 }

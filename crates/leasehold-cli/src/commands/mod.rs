@@ -6,3 +6,4 @@ pub mod lock;
 pub mod meta;
 pub mod objects;
 pub mod pad;
+pub mod queue;

@@ -150,6 +150,14 @@ impl Queue {
         Ok(Status { queue, paused, counts, oldest, held, requests })
     }
 
+    /// A task that waits or is being done, and who has it. Not one in a bundle.
+    pub async fn find(&self, id: &str) -> Result<Option<(Peeked, Option<HeldTask>)>> {
+        let unit = Unit::Task(id.to_owned());
+        let key = self.keys().part(&unit, Part::Work)?;
+        let Some(task) = self.peek_into(&key, &unit, 1).await?.pop() else { return Ok(None) };
+        Ok(Some((task, self.held(&unit).await?)))
+    }
+
     async fn held(&self, unit: &Unit) -> Result<Option<HeldTask>> {
         let desk = self.desk(unit, "status")?;
         let Some(seen) = desk.look().await? else { return Ok(None) };

@@ -1,0 +1,192 @@
+//! `leasehold queue …`.
+
+mod push;
+mod show;
+mod work;
+
+use leasehold::queue::{Queue, QueueSettings, usual_settings};
+use leasehold::{Error, ErrorKind, Store};
+use serde_json::json;
+
+use crate::args::Args;
+use crate::args::queue::{Purge, QueueCommand, QueueTerms};
+use crate::exit::{Ending, Exit};
+use crate::render;
+
+/// Does what was asked.
+pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::Result<Ending> {
+    let done = Ok(Exit::Done.into());
+    match command {
+        QueueCommand::Create { queue, settings } => {
+            let mut usual = usual_settings(store.kind());
+            apply(settings, &mut usual);
+            let queue = Queue::create(store, queue, usual).await?;
+            show::settings(args, &queue)?;
+            done
+        }
+        QueueCommand::Set { queue, settings } => {
+            let Some(queue) = open(store, queue).await? else { return missing(queue) };
+            queue.update(|there| apply(settings, there)).await?;
+            show::settings(args, &queue)?;
+            done
+        }
+        QueueCommand::Ls => {
+            for name in Queue::list(store).await? {
+                match args.json {
+                    true => render::json(&json!({ "queue": name }))?,
+                    false => render::line(name)?,
+                }
+            }
+            done
+        }
+        QueueCommand::Show { queue, task } => match (open(store, queue).await?, task) {
+            (None, _) => missing(queue),
+            (Some(queue), None) => {
+                show::settings(args, &queue)?;
+                done
+            }
+            (Some(queue), Some(task)) => show::task(args, &queue, task).await,
+        },
+        QueueCommand::Status { queue, limit } => match open(store, queue).await? {
+            None => missing(queue),
+            Some(queue) => {
+                show::status(args, &queue.status(*limit).await?)?;
+                done
+            }
+        },
+        QueueCommand::Push(push) => push::run(args, store, push).await,
+        QueueCommand::Peek { queue, limit } => match open(store, queue).await? {
+            None => missing(queue),
+            Some(queue) => {
+                show::peeked(args, &queue.peek(*limit).await?)?;
+                done
+            }
+        },
+        QueueCommand::Work(work) => work::run(args, store, work).await,
+        QueueCommand::Failed { queue, limit } => match open(store, queue).await? {
+            None => missing(queue),
+            Some(queue) => {
+                show::failed(args, &queue.failed(*limit).await?)?;
+                done
+            }
+        },
+        QueueCommand::Retry { queue, tasks, all } => match open(store, queue).await? {
+            None => missing(queue),
+            Some(queue) => retry(args, &queue, tasks, *all).await,
+        },
+        QueueCommand::Purge { queue, what } => match open(store, queue).await? {
+            None => missing(queue),
+            Some(queue) => purge(args, &queue, what).await,
+        },
+        QueueCommand::Pause { queue } => match open(store, queue).await? {
+            None => missing(queue),
+            Some(queue) => {
+                queue.pause().await?;
+                done
+            }
+        },
+        QueueCommand::Resume { queue } => match open(store, queue).await? {
+            None => missing(queue),
+            Some(queue) => {
+                queue.resume().await?;
+                done
+            }
+        },
+        QueueCommand::Sweep { queue } => match open(store, queue).await? {
+            None => missing(queue),
+            Some(queue) => {
+                let swept = queue.sweep().await?;
+                match args.json {
+                    true => render::json(&swept)?,
+                    false => render::line(format_args!(
+                        "{} receipts, {} leases and {} finished tasks removed, {} tasks promoted",
+                        swept.receipts, swept.leases, swept.tasks, swept.promoted
+                    ))?,
+                }
+                done
+            }
+        },
+    }
+}
+
+async fn open(store: &Store, name: &str) -> anyhow::Result<Option<Queue>> {
+    Ok(Queue::open(store, name).await?)
+}
+
+fn missing(name: &str) -> anyhow::Result<Ending> {
+    render::say(format_args!("{name}: there is no such queue (see `leasehold queue ls`)"));
+    Ok(Exit::NotFound.into())
+}
+
+fn invalid(message: impl Into<String>) -> anyhow::Error {
+    Error::new(ErrorKind::Invalid, message).into()
+}
+
+/// Puts what was asked for into the settings.
+fn apply(terms: &QueueTerms, settings: &mut QueueSettings) {
+    fn set<T: Clone>(to: &mut T, from: &Option<T>) {
+        if let Some(from) = from {
+            *to = from.clone();
+        }
+    }
+    set(&mut settings.ttl, &terms.ttl);
+    // A ttl of one's own gets a heartbeat that suits it.
+    set(&mut settings.heartbeat, &terms.heartbeat.or(terms.ttl.map(|ttl| ttl / 3)));
+    set(&mut settings.max_attempts, &terms.max_attempts);
+    set(&mut settings.max_crashes, &terms.max_crashes);
+    set(&mut settings.backoff, &terms.backoff);
+    set(&mut settings.backoff_cap, &terms.backoff_cap);
+    if terms.timeout.is_some() {
+        settings.timeout = terms.timeout;
+    }
+    set(&mut settings.shards, &terms.shards);
+    set(&mut settings.receipts, &terms.receipts);
+    set(&mut settings.retention, &terms.retention);
+    set(&mut settings.durable, &terms.durable);
+}
+
+async fn retry(args: &Args, queue: &Queue, tasks: &[String], all: bool) -> anyhow::Result<Ending> {
+    let ids = match all {
+        true => queue.failed_ids().await?,
+        false => tasks.to_vec(),
+    };
+    let mut missing = false;
+    let mut pushed = 0;
+    for id in &ids {
+        match queue.retry(id).await? {
+            true => pushed += 1,
+            false => {
+                missing = true;
+                render::say(format_args!("{id}: there is no such dead letter"));
+            }
+        }
+    }
+    match args.json {
+        true => render::json(&json!({ "pushed": pushed }))?,
+        false => render::line(format_args!("{pushed} pushed again"))?,
+    }
+    Ok(if missing { Exit::NotFound } else { Exit::Done }.into())
+}
+
+async fn purge(args: &Args, queue: &Queue, what: &Purge) -> anyhow::Result<Ending> {
+    let mut purged = serde_json::Map::new();
+    if what.pending {
+        purged.insert("pending".into(), queue.purge_pending().await?.into());
+    }
+    if what.failed {
+        purged.insert("failed".into(), queue.purge_failed().await?.into());
+    }
+    if what.completed {
+        let all = queue.purge_receipts(std::time::Duration::ZERO).await?;
+        purged.insert("completed".into(), all.into());
+    }
+    match args.json {
+        true => render::json(&purged)?,
+        false => {
+            for (what, count) in purged {
+                render::line(format_args!("{count} {what} removed"))?;
+            }
+        }
+    }
+    Ok(Exit::Done.into())
+}

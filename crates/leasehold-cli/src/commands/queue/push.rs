@@ -1,0 +1,262 @@
+//! `leasehold queue push`.
+
+use std::io::{BufRead as _, IsTerminal as _};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::StreamExt as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::queue::{Json, NewTask, Outcome, Queue};
+use leasehold::{Error, ErrorKind, Store};
+use serde_json::json;
+
+use super::invalid;
+use crate::args::Args;
+use crate::args::queue::Push;
+use crate::exit::{Ending, Exit};
+use crate::render;
+
+/// How many requests are under way at a time.
+const AT_A_TIME: usize = 32;
+/// How many tasks go into a bundle where many are pushed.
+const BUNDLE: u32 = 100;
+
+pub async fn run(args: &Args, store: &Store, push: &Push) -> anyhow::Result<Ending> {
+    let stream = push.tasks == ["-"];
+    if !stream && push.tasks.len() > 1 && (push.id.is_some() || push.wait) {
+        return Err(invalid("--id and --wait are for one task"));
+    }
+    if stream && (push.id.is_some() || push.wait) {
+        return Err(invalid("--id and --wait are for one task, not for -"));
+    }
+    let named = push.id.is_some() || push.id_field.is_some();
+    let usual = if stream && !named && push.delay.is_none() { BUNDLE } else { 1 };
+    let bundle = push.bundle.unwrap_or(usual) as usize;
+    if bundle > 1 && (named || push.delay.is_some()) {
+        return Err(invalid("tasks with names or a delay cannot be bundled: leave --bundle out"));
+    }
+    let queue = Queue::open_or_create(store, &push.queue, None).await?;
+    if stream {
+        return push_lines(args, &queue, push, bundle).await;
+    }
+    let tasks: Vec<NewTask> =
+        push.tasks.iter().map(|text| task(text, push)).collect::<anyhow::Result<_>>()?;
+    if bundle > 1 {
+        for chunk in tasks.chunks(bundle) {
+            for id in queue.push_bundle(chunk.to_vec()).await? {
+                print(args, &id, "new")?;
+            }
+        }
+        return Ok(Exit::Done.into());
+    }
+    for pushed in queue.push_many(tasks).await? {
+        if push.wait {
+            return wait(args, &queue, &pushed.id).await;
+        }
+        let outcome = match pushed.outcome {
+            Outcome::New => "new",
+            Outcome::AlreadyPending => "already pending",
+            Outcome::AlreadyCompleted => "already completed",
+        };
+        print(args, &pushed.id, outcome)?;
+    }
+    Ok(Exit::Done.into())
+}
+
+fn print(args: &Args, id: &str, outcome: &str) -> anyhow::Result<()> {
+    match (args.json, args.quiet) {
+        (true, _) => render::json(&json!({ "id": id, "outcome": outcome })),
+        (false, true) => Ok(()),
+        (false, false) if outcome == "new" => render::line(id),
+        (false, false) => {
+            render::line(format_args!("{id}  {}", render::paint(render::DIM, outcome)))
+        }
+    }
+}
+
+/// The task in this text: JSON if it is any, else the text.
+fn task(text: &str, push: &Push) -> anyhow::Result<NewTask> {
+    let json = match push.text {
+        true => None,
+        false => serde_json::from_str::<Json>(text).ok(),
+    };
+    let mut id = push.id.clone();
+    if let Some(field) = &push.id_field {
+        let value: serde_json::Value = serde_json::from_str(text).map_err(|error| {
+            invalid(format!("not a JSON object with a field {field:?}: {error}"))
+        })?;
+        id = match value.get(field) {
+            Some(serde_json::Value::String(id)) => Some(id.clone()),
+            Some(number @ serde_json::Value::Number(_)) => Some(number.to_string()),
+            _ => return Err(invalid(format!("no text or number in field {field:?}: {text}"))),
+        };
+    }
+    let mut task = match json {
+        Some(json) => NewTask::raw(json),
+        None => NewTask::text(text),
+    };
+    if let Some(id) = id {
+        task = task.id(id);
+    }
+    if let Some(delay) = push.delay {
+        task = task.delay(delay);
+    }
+    if let Some(timeout) = push.timeout {
+        task = task.timeout(timeout);
+    }
+    if let Some(attempts) = push.max_attempts {
+        task = task.max_attempts(attempts);
+    }
+    Ok(task)
+}
+
+/// One task per line, in a stream: memory stays flat however many there are.
+async fn push_lines(
+    args: &Args,
+    queue: &Queue,
+    push: &Push,
+    bundle: usize,
+) -> anyhow::Result<Ending> {
+    let bar = bar(args);
+    let (lines, receiver) = tokio::sync::mpsc::channel::<anyhow::Result<Vec<NewTask>>>(4);
+    // Reading waits, and must not keep the requests from going on.
+    let options = Reading { bundle, push: clone(push) };
+    let reader = std::thread::spawn(move || options.read(&lines));
+    let mut pushed = 0_u64;
+    let mut known = 0_u64;
+    let chunks = futures::stream::unfold(receiver, |mut receiver| async {
+        receiver.recv().await.map(|chunk| (chunk, receiver))
+    });
+    let pushes = chunks
+        .map(|chunk| async move {
+            let chunk = chunk?;
+            let count = chunk.len() as u64;
+            if bundle > 1 {
+                queue.push_bundle(chunk).await?;
+                return anyhow::Ok((count, 0));
+            }
+            let mut known = 0;
+            for task in chunk {
+                let pushed = queue.push(task).await?;
+                known += u64::from(pushed.outcome != Outcome::New);
+            }
+            Ok((count - known, known))
+        })
+        .buffer_unordered(AT_A_TIME);
+    let mut pushes = Box::pin(pushes);
+    let outcome = loop {
+        match pushes.next().await {
+            None => break Ok(()),
+            Some(Err(error)) => break Err(error),
+            Some(Ok((new, old))) => {
+                pushed += new;
+                known += old;
+                bar.set_position(pushed + known);
+            }
+        }
+    };
+    drop(pushes);
+    bar.finish_and_clear();
+    match args.json {
+        true => render::json(&json!({ "pushed": pushed, "known": known }))?,
+        false if known > 0 => {
+            render::line(format_args!("{pushed} pushed, {known} were there already"))?;
+        }
+        false => render::line(format_args!("{pushed} pushed"))?,
+    }
+    outcome.with_context(|| "not all tasks were pushed: those that were stay".to_owned())?;
+    // The thread has nothing left to say once its channel is empty.
+    let _ = reader.join();
+    Ok(Exit::Done.into())
+}
+
+/// What the reading thread needs of the options.
+struct Reading {
+    bundle: usize,
+    push: Push,
+}
+
+impl Reading {
+    fn read(&self, to: &tokio::sync::mpsc::Sender<anyhow::Result<Vec<NewTask>>>) {
+        let mut chunk = Vec::with_capacity(self.bundle);
+        let mut number = 0_u64;
+        for line in std::io::stdin().lock().lines() {
+            number += 1;
+            let parsed = line.map_err(anyhow::Error::from).and_then(|line| match line.is_empty() {
+                true => Ok(None),
+                false => task(&line, &self.push).map(Some),
+            });
+            match parsed {
+                Ok(Some(task)) => chunk.push(task),
+                Ok(None) => {}
+                Err(error) => {
+                    let at = Error::new(ErrorKind::Invalid, format!("line {number}: {error:#}"));
+                    let _ = to.blocking_send(Ok(std::mem::take(&mut chunk)));
+                    let _ = to.blocking_send(Err(at.into()));
+                    return;
+                }
+            }
+            if chunk.len() >= self.bundle
+                && to.blocking_send(Ok(std::mem::take(&mut chunk))).is_err()
+            {
+                return;
+            }
+        }
+        if !chunk.is_empty() {
+            let _ = to.blocking_send(Ok(chunk));
+        }
+    }
+}
+
+/// The options of a task, for another thread.
+fn clone(push: &Push) -> Push {
+    Push {
+        queue: push.queue.clone(),
+        tasks: Vec::new(),
+        id: None,
+        id_field: push.id_field.clone(),
+        text: push.text,
+        delay: push.delay,
+        timeout: push.timeout,
+        max_attempts: push.max_attempts,
+        bundle: push.bundle,
+        wait: false,
+    }
+}
+
+fn bar(args: &Args) -> ProgressBar {
+    if args.quiet || args.json || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::no_length();
+    let style = ProgressStyle::with_template("{spinner} {human_pos} pushed, {per_sec}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
+async fn wait(args: &Args, queue: &Queue, id: &str) -> anyhow::Result<Ending> {
+    let local = !queue.store().kind().is_bucket();
+    let poll = if local { Duration::from_millis(50) } else { Duration::from_secs(2) };
+    match queue.wait(id, poll).await? {
+        Ok(receipt) => {
+            match (args.json, &receipt.result) {
+                (true, _) => render::json(&receipt)?,
+                (false, None) => {}
+                (false, Some(result)) => {
+                    render::line(leasehold::protocol::format::task::plain_text(result))?;
+                }
+            }
+            Ok(Exit::Done.into())
+        }
+        Err(letter) => {
+            if args.json {
+                render::json(&letter)?;
+            }
+            let last = letter.errors.last().map_or("", |failure| failure.error.as_str());
+            let tries = letter.failures + letter.crashes;
+            render::say(format_args!("{id}: given up after {tries} attempts: {last}"));
+            Ok(Exit::Failed.into())
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! How queues and tasks look.
+
+use std::time::Duration;
+
+use leasehold::queue::{Failed, Peeked, Queue, Status};
+use leasehold::settings::format_duration;
+use serde_json::json;
+
+use crate::args::Args;
+use crate::exit::{Ending, Exit};
+use crate::render;
+
+/// The settings of a queue.
+pub fn settings(args: &Args, queue: &Queue) -> anyhow::Result<()> {
+    let settings = queue.settings();
+    let mut fields = serde_json::to_value(&*settings)?;
+    if let Some(fields) = fields.as_object_mut() {
+        fields.remove("nonce");
+    }
+    if args.json {
+        if let Some(fields) = fields.as_object_mut() {
+            fields.insert("queue".to_owned(), queue.name().into());
+        }
+        return render::json(&fields);
+    }
+    let mut table = render::table(&[], &[]);
+    table.add_row(["queue", queue.name()]);
+    for (name, value) in fields.as_object().into_iter().flatten() {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        table.add_row([name.as_str(), &value]);
+    }
+    render::line(table)
+}
+
+/// How a queue is doing.
+pub fn status(args: &Args, status: &Status) -> anyhow::Result<()> {
+    if args.json {
+        return render::json(status);
+    }
+    let counts = &status.counts;
+    let paused =
+        if status.paused { render::paint(render::WARN, "  paused") } else { String::new() };
+    render::line(format_args!("{}{paused}", status.queue))?;
+    let mut table = render::table(&[], &[1]);
+    for (name, count) in [
+        ("free", counts.free),
+        ("claimed or waiting to be tried again", counts.leased),
+        ("scheduled", counts.scheduled),
+        ("completed (receipts)", counts.completed),
+        ("failed", counts.failed),
+    ] {
+        table.add_row([format!("  {name}"), count.to_string()]);
+    }
+    render::line(table)?;
+    if let Some((id, since)) = &status.oldest {
+        render::line(format_args!("oldest: {id}, since {since}"))?;
+    }
+    if !status.held.is_empty() {
+        let mut table =
+            render::table(&["TASK", "STATE", "WORKER", "RENEWED", "RETRIES", "PROGRESS"], &[4]);
+        for held in &status.held {
+            let state = match held.state {
+                "stalled" => render::paint(render::BAD, "stalled"),
+                "retrying" => render::paint(render::WARN, "retrying"),
+                other => other.to_owned(),
+            };
+            let ago = format_duration(Duration::from_secs(held.age_ms / 1000));
+            let progress = held.progress.as_ref().map_or_else(String::new, ToString::to_string);
+            table.add_row([
+                held.id.clone(),
+                state,
+                held.worker.clone(),
+                format!("{ago} ago"),
+                held.retries.to_string(),
+                progress,
+            ]);
+        }
+        render::line(table)?;
+    }
+    if !args.quiet {
+        let requests = format!("{} requests", status.requests);
+        render::say(render::paint(render::DIM, requests));
+    }
+    Ok(())
+}
+
+/// What became of one task.
+pub async fn task(args: &Args, queue: &Queue, id: &str) -> anyhow::Result<Ending> {
+    let receipt = queue.receipt(id).await?;
+    let letter = queue.dead_letter(id).await?;
+    let pending = queue.find(id).await?;
+    let state = match (&pending, &receipt, &letter) {
+        (Some((_, Some(held))), ..) => held.state,
+        (Some((_, None)), ..) => "free",
+        (None, Some(_), _) => "completed",
+        (None, None, Some(_)) => "failed",
+        (None, None, None) => {
+            render::say(format_args!(
+                "{id}: there is no such task (tasks in bundles cannot be found by name)"
+            ));
+            return Ok(Exit::NotFound.into());
+        }
+    };
+    if args.json {
+        let (task, lease) = match &pending {
+            Some((task, lease)) => (Some(task), lease.as_ref()),
+            None => (None, None),
+        };
+        render::json(&json!({
+            "id": id, "state": state, "task": task, "lease": lease, "receipt": receipt,
+            "dead_letter": letter,
+        }))?;
+        return Ok(Exit::Done.into());
+    }
+    let mut table = render::table(&[], &[]);
+    table.add_row(["task", id]);
+    table.add_row(["state", state]);
+    if let Some((task, held)) = &pending {
+        if let Some(at) = task.pushed_at {
+            table.add_row(["pushed at", &at.to_string()]);
+        }
+        table.add_row(["payload", &task.text()]);
+        if let Some(held) = held {
+            table.add_row(["worker", &held.worker]);
+            table.add_row(["retries", &held.retries.to_string()]);
+            if let Some(at) = held.not_before {
+                table.add_row(["not before", &at.to_string()]);
+            }
+        }
+    }
+    if let Some(receipt) = &receipt {
+        table.add_row(["completed at", &receipt.completed_at.to_string()]);
+        table.add_row(["by", &receipt.worker]);
+        if let Some(result) = &receipt.result {
+            table.add_row(["result", &leasehold::protocol::format::task::plain_text(result)]);
+        }
+    }
+    if let Some(letter) = &letter {
+        table.add_row(["given up at", &letter.failed_at.to_string()]);
+        for failure in &letter.errors {
+            let what = if failure.crash { "crash" } else { "failure" };
+            let text = format!("{} {}: {}", failure.at, failure.worker, failure.error);
+            table.add_row([what, &text]);
+        }
+    }
+    render::line(table)?;
+    Ok(Exit::Done.into())
+}
+
+/// Tasks, one per line.
+pub fn peeked(args: &Args, tasks: &[Peeked]) -> anyhow::Result<()> {
+    for task in tasks {
+        match args.json {
+            true => render::json(task)?,
+            false => render::line(format_args!(
+                "{}  {}",
+                render::paint(render::DIM, &task.id),
+                task.text()
+            ))?,
+        }
+    }
+    Ok(())
+}
+
+/// Dead letters, one per line.
+pub fn failed(args: &Args, letters: &[Failed]) -> anyhow::Result<()> {
+    if args.json {
+        for failed in letters {
+            render::json(&failed.letter)?;
+        }
+        return Ok(());
+    }
+    if letters.is_empty() {
+        return Ok(());
+    }
+    let mut table =
+        render::table(&["TASK", "GIVEN UP AT", "FAILURES", "CRASHES", "LAST ERROR"], &[2, 3]);
+    for Failed { id, letter } in letters {
+        let last = letter.errors.last().map_or("", |failure| failure.error.as_str());
+        table.add_row([
+            id.clone(),
+            letter.failed_at.to_string(),
+            letter.failures.to_string(),
+            letter.crashes.to_string(),
+            last.lines().next().unwrap_or("").to_owned(),
+        ]);
+    }
+    render::line(table)
+}

@@ -1,0 +1,382 @@
+//! `leasehold queue work`: a command per task.
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::queue::{Acked, Queue, Task, Worker, WorkerSettings};
+use leasehold::store::meter::Prices;
+use leasehold::{ErrorKind, Store, host};
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::invalid;
+use crate::args::Args;
+use crate::args::queue::Work;
+use crate::child::Running;
+use crate::exit::{Ending, Exit};
+use crate::render;
+
+/// The longest result that is kept: beyond it, a command should store its output elsewhere.
+const RESULT: usize = 1 << 20;
+
+/// What has happened so far.
+#[derive(Debug, Default)]
+struct Tally {
+    done: AtomicU64,
+    again: AtomicU64,
+    retried: AtomicU64,
+    failed: AtomicU64,
+    lost: AtomicU64,
+    under_way: AtomicU64,
+}
+
+impl Tally {
+    fn add(counter: &AtomicU64) {
+        counter.fetch_add(1, Relaxed);
+    }
+}
+
+pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Ending> {
+    let mut queues = Vec::new();
+    for name in work.queues.split(',').map(str::trim) {
+        if name.is_empty() {
+            return Err(invalid(format!("a queue without a name in {:?}", work.queues)));
+        }
+        queues.push(Queue::open_or_create(store, name, None).await?);
+    }
+    let usual = || format!("{}:{}", host::host_name(), std::process::id());
+    let settings = WorkerSettings {
+        name: work.name.clone().unwrap_or_else(usual),
+        poll: work.poll,
+        until_empty: work.exit_when_empty,
+    };
+    let worker = Worker::new(queues, settings);
+    let tally = Arc::new(Tally::default());
+    // Cancelled when running tasks have to stop too.
+    let stop = CancellationToken::new();
+    let bar = bar(args);
+    let loops = futures::future::join_all(
+        (0..work.jobs).map(|_| one_after_the_other(&worker, work, &tally, &stop)),
+    );
+    tokio::pin!(loops);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut signals = 0;
+    let mut deadline = None;
+    let mut tick = tokio::time::interval(Duration::from_millis(200));
+    let ended = loop {
+        let late = async {
+            match deadline {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ended = &mut loops => break ended,
+            _ = tick.tick() => bar.set_message(line(&tally, store)),
+            () = late, if !stop.is_cancelled() => stop.cancel(),
+            _ = terminate.recv() => signals += 1,
+            _ = interrupt.recv() => signals += 1,
+        }
+        if signals == 1 && deadline.is_none() {
+            if !args.quiet {
+                render::say("finishing what is under way; once more to stop it");
+            }
+            worker.drain().await?;
+            deadline = Some(after(work.drain));
+        } else if signals > 1 {
+            stop.cancel();
+        }
+    };
+    bar.finish_and_clear();
+    report(args, &tally)?;
+    for ended in ended {
+        ended?;
+    }
+    Ok(Exit::Done.into())
+}
+
+#[allow(clippy::disallowed_methods)] // a timer of the runtime's, not a time
+fn after(span: Duration) -> tokio::time::Instant {
+    tokio::time::Instant::now() + span
+}
+
+fn bar(args: &Args) -> ProgressBar {
+    if args.quiet || args.json || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner();
+    let style = ProgressStyle::with_template("{spinner} {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
+fn line(tally: &Tally, store: &Store) -> String {
+    let count = |counter: &AtomicU64| counter.load(Relaxed);
+    let mut line = format!(
+        "{} done, {} under way, {} to be tried again, {} given up",
+        count(&tally.done),
+        count(&tally.under_way),
+        count(&tally.retried),
+        count(&tally.failed),
+    );
+    if store.kind().is_bucket() {
+        let dollars = store.usage().dollars(&Prices::of(store.kind()));
+        line.push_str(&format!(", ${dollars:.4} so far"));
+    }
+    line
+}
+
+fn report(args: &Args, tally: &Tally) -> anyhow::Result<()> {
+    let count = |counter: &AtomicU64| counter.load(Relaxed);
+    let [done, again, retried, failed, lost] =
+        [&tally.done, &tally.again, &tally.retried, &tally.failed, &tally.lost].map(count);
+    if args.json {
+        return render::json(&serde_json::json!({
+            "done": done, "done_before": again, "retried": retried, "failed": failed, "lost": lost,
+        }));
+    }
+    if !args.quiet {
+        let mut text = format!("{done} done");
+        for (count, what) in [
+            (again, "were done by somebody else before"),
+            (retried, "to be tried again"),
+            (failed, "given up"),
+            (lost, "lost to somebody else"),
+        ] {
+            if count > 0 {
+                text.push_str(&format!(", {count} {what}"));
+            }
+        }
+        render::say(text);
+    }
+    Ok(())
+}
+
+/// One of the jobs.
+async fn one_after_the_other(
+    worker: &Worker,
+    work: &Work,
+    tally: &Tally,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let mut trouble = 0_u32;
+    loop {
+        let task = match worker.next().await {
+            Ok(Some(task)) => task,
+            Ok(None) => return Ok(()),
+            // The store is away: it will be back.
+            Err(error) if error.kind() == ErrorKind::Unavailable && trouble < 20 => {
+                trouble += 1;
+                tracing::warn!(%error, "cannot get tasks, trying again");
+                let pause = Duration::from_millis(200).saturating_mul(1 << trouble.min(8));
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => continue,
+                    () = stop.cancelled() => return Err(error.into()),
+                }
+            }
+            Err(error) => return Err(error.into()),
+        };
+        trouble = 0;
+        Tally::add(&tally.under_way);
+        let ended = run_task(task, work, tally, stop).await;
+        tally.under_way.fetch_sub(1, Relaxed);
+        match ended {
+            Ok(()) => {}
+            // Somebody else has the task by now, or will.
+            Err(error) if is_lost(&error) => Tally::add(&tally.lost),
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+}
+
+fn is_lost(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<leasehold::Error>().is_some_and(|error| error.kind() == ErrorKind::Lost)
+}
+
+/// How a command ended.
+enum Ended {
+    /// By itself, with this code and output.
+    By(u8, Vec<u8>),
+    /// It took too long.
+    TimedOut(Duration),
+    /// We have to end.
+    Stopped,
+    /// The claim was lost.
+    Lost,
+}
+
+async fn run_task(
+    task: Task,
+    work: &Work,
+    tally: &Tally,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let ended = match run_command(&task, work, stop).await {
+        Ok(ended) => ended,
+        Err(error) => {
+            // Not the task's fault, but it must not be tried for ever either.
+            Tally::add(&tally.retried);
+            task.nack(&format!("{error:#}"), None).await?;
+            return Err(error);
+        }
+    };
+    match ended {
+        Ended::By(0, output) => {
+            let text = String::from_utf8_lossy(&output);
+            let acked = match text.trim_end_matches('\n') {
+                "" => task.ack().await?,
+                text => match serde_json::from_str::<leasehold::queue::Json>(text) {
+                    Ok(json) => task.ack_json(&json).await?,
+                    Err(_) => task.ack_text(text).await?,
+                },
+            };
+            Tally::add(match acked {
+                Acked::First => &tally.done,
+                Acked::Again => &tally.again,
+            });
+        }
+        Ended::By(code, _) if code == work.fail_code => {
+            Tally::add(&tally.failed);
+            task.fail(&format!("the command ended with code {code}")).await?;
+        }
+        Ended::By(code, _) => {
+            Tally::add(&tally.retried);
+            task.nack(&format!("the command ended with code {code}"), None).await?;
+        }
+        Ended::TimedOut(limit) => {
+            Tally::add(&tally.retried);
+            let limit = leasehold::settings::format_duration(limit);
+            task.nack(&format!("the command took longer than {limit}"), None).await?;
+        }
+        Ended::Stopped => task.give_back().await?,
+        // Its claim is somebody else's: nothing is to be said about it.
+        Ended::Lost => {
+            Tally::add(&tally.lost);
+            let _ = task.give_back().await;
+        }
+    }
+    Ok(())
+}
+
+async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyhow::Result<Ended> {
+    let text = task.text();
+    let queue = task.queue().map_or("", |queue| queue.name()).to_owned();
+    let command = fill_in(&work.command, task, &text, &queue);
+    let variables = [
+        ("LEASEHOLD_QUEUE", queue),
+        ("LEASEHOLD_TASK_ID", task.id().to_owned()),
+        ("LEASEHOLD_ATTEMPT", task.attempt().to_string()),
+        ("LEASEHOLD_TOKEN", task.token().to_string()),
+    ];
+    let mut running = Running::start(&command, variables, true)?;
+    let (mut stdin, mut stdout) = running.pipes().context("the command has no pipes")?;
+    task.set_child(running.pid().and_then(host::process)).await?;
+    running.trust(task.trusted_for());
+    let feed = async {
+        // A command that does not read its input is fine.
+        let _ = stdin.write_all(text.as_bytes()).await;
+        let _ = stdin.write_all(b"\n").await;
+        drop(stdin);
+    };
+    let talk = async {
+        let mut output = Vec::new();
+        let mut limited = (&mut stdout).take(RESULT as u64);
+        let ((), read) = tokio::join!(feed, limited.read_to_end(&mut output));
+        read?;
+        // What is beyond is read, or the command would wait for ever, and dropped.
+        tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await?;
+        anyhow::Ok(output)
+    };
+    tokio::pin!(talk);
+    let lost = task.lost();
+    let limit = task.timeout();
+    let too_long = async {
+        match limit {
+            Some(limit) => tokio::time::sleep(limit).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(too_long);
+    let mut tick = tokio::time::interval(Duration::from_millis(500));
+    let ended = loop {
+        tokio::select! {
+            output = &mut talk => {
+                let output = output?;
+                let code = running.wait().await?;
+                // Its sitter may have stopped it because the claim could not be trusted any more.
+                return Ok(match task.check() {
+                    Ok(()) => Ended::By(code, output),
+                    Err(_) if code == 0 => Ended::By(code, output),
+                    Err(_) => Ended::Lost,
+                });
+            }
+            _ = tick.tick() => running.trust(task.trusted_for()),
+            () = &mut too_long => break Ended::TimedOut(limit.unwrap_or_default()),
+            () = stop.cancelled() => break Ended::Stopped,
+            () = lost.cancelled() => break Ended::Lost,
+        }
+    };
+    running.signal(Signal::TERM);
+    let gone = tokio::time::timeout(work.grace, running.wait()).await;
+    if gone.is_err() {
+        running.kill().await?;
+    }
+    Ok(ended)
+}
+
+/// Puts the task in the place of `{}` and the like.
+fn fill_in(command: &[OsString], task: &Task, text: &str, queue: &str) -> Vec<OsString> {
+    let attempt = task.attempt().to_string();
+    let token = task.token().to_string();
+    let places = [
+        ("{}", text),
+        ("{id}", task.id()),
+        ("{attempt}", &attempt),
+        ("{token}", &token),
+        ("{queue}", queue),
+    ];
+    command.iter().map(|word| replace(word, &places)).collect()
+}
+
+/// In one pass: what is put in is not looked at again.
+fn replace(word: &OsString, places: &[(&str, &str)]) -> OsString {
+    let Some(word) = word.to_str() else { return word.clone() };
+    let mut out = String::new();
+    let mut rest = word;
+    'next: while !rest.is_empty() {
+        for (place, text) in places {
+            if let Some(tail) = rest.strip_prefix(place) {
+                out.push_str(text);
+                rest = tail;
+                continue 'next;
+            }
+        }
+        let mut chars = rest.chars();
+        out.extend(chars.next());
+        rest = chars.as_str();
+    }
+    out.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_filled_in_once() {
+        let places = [("{}", "a {id} b"), ("{id}", "7")];
+        let filled = |word: &str| replace(&OsString::from(word), &places).into_string().unwrap();
+        assert_eq!(filled("x={}.{id}"), "x=a {id} b.7");
+        assert_eq!(filled("{other} {"), "{other} {");
+        assert_eq!(filled("é{id}"), "é7");
+    }
+}
