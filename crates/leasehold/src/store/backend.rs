@@ -11,6 +11,7 @@ use leasehold_protocol::time::StoreTime;
 
 use super::meter::Meter;
 use super::types::{Delete, Durability, Get, List, Meta, Page, Put};
+use super::watch::Watch;
 use crate::Result;
 use crate::env::BootTime;
 
@@ -113,6 +114,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// that makes a difference: for the doctor's races.
     fn sibling(&self) -> Option<Arc<dyn Backend>> {
         None
+    }
+
+    /// Wakes whoever waits for keys with this prefix to change, where the store can tell.
+    fn watch(&self, prefix: &str) -> Watch {
+        let _ = prefix;
+        Watch::never()
     }
 
     /// Makes what others wrote at these keys durable: done before something is deleted on the

@@ -17,6 +17,8 @@ mod list;
 mod names;
 mod netfs;
 mod stripe;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) mod watch;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,6 +44,8 @@ use self::stripe::{Stripe, Stripes};
 use super::backend::{Backend, Kind, Lister, Reading};
 use super::meter::{Class, Meter};
 use super::types::{Delete, Durability, Get, List, Meta, Object, Put, Unknown};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use super::watch::Watch;
 use crate::env::Env;
 use crate::{Error, ErrorKind, Result, host};
 
@@ -282,6 +286,15 @@ impl Backend for Dir {
         let Shared { path, force, env, meter, .. } = &*self.0;
         let sibling = Self::with_meter(path.clone(), *force, env.clone(), meter.clone());
         Some(Arc::new(sibling.ok()?))
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn watch(&self, prefix: &str) -> Watch {
+        match self.0.root() {
+            Ok(Some(root)) => Watch::by(watch::Watcher::new(root, &path_of(prefix))),
+            // Nobody has written anything yet, and there is nothing to watch.
+            _ => Watch::never(),
+        }
     }
 
     async fn persist(&self, keys: &[Key]) -> Result<()> {
