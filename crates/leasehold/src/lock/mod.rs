@@ -219,7 +219,12 @@ impl Lock {
     }
 
     async fn wait(&self, patience: Option<Duration>) -> Result<Result<Guard, HeldBy>> {
-        let mut waiting = Waiting::new(&self.store, self.desk.key().as_str(), patience, self.settings.retry_delay);
+        let mut waiting = Waiting::new(
+            &self.store,
+            self.desk.key().as_str(),
+            patience,
+            self.settings.retry_delay,
+        );
         let mut attempt = self.desk.attempt().await?;
         loop {
             let held = match attempt {
