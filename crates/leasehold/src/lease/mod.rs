@@ -25,7 +25,7 @@ use crate::store::{Durability, Kind, Put, Store, Unknown, Write};
 use crate::{Error, ErrorKind, Result, Version, When, host};
 
 pub use tenure::Tenure;
-pub(crate) use wait::Waiting;
+pub(crate) use wait::{Awaited, Waiting};
 
 /// How long the record of a released lease stays where releasing does not remove it.
 const TOMBSTONE: Duration = Duration::from_secs(86_400);
@@ -162,9 +162,10 @@ impl Desk {
             (memory.free.take(), exists, std::mem::take(&mut memory.contended))
         };
         // Others wait for it, and whoever has just released it is always the first to try again:
-        // let them have a turn.
+        // let them have a turn. One of them will have taken it.
         if contended && self.0.store.kind() == Kind::Directory {
             wait::give_way(&self.0.store);
+            return self.attempt_again().await;
         }
         match known {
             // Where a record once was there still is one: creating it would only be refused.

@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 pub use election::{Election, Leadership};
 pub use semaphore::Semaphore;
 
-use crate::lease::{Asked, Attempt, Desk, HeldBy, Info, Tenure, Terms, Waiting};
+use crate::lease::{Asked, Attempt, Awaited, Desk, HeldBy, Info, Tenure, Terms, Waiting};
 use crate::settings::duration_text;
 use crate::store::Kind;
 use crate::{Error, ErrorKind, Result, Store};
@@ -221,7 +221,7 @@ impl Lock {
     async fn wait(&self, patience: Option<Duration>) -> Result<Result<Guard, HeldBy>> {
         let mut waiting = Waiting::new(
             &self.store,
-            self.desk.key().as_str(),
+            Awaited::One(self.desk.key().clone()),
             patience,
             self.settings.retry_delay,
         );

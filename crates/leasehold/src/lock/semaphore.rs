@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_protocol::key::{Key, encode_segment};
 
 use super::{Guard, Lock, LockSettings};
-use crate::lease::{HeldBy, Waiting};
+use crate::lease::{Awaited, HeldBy, Waiting};
 use crate::{Error, Result, Store};
 
 /// At most `slots` holders at a time. Every holder must name the same number.
@@ -65,8 +65,9 @@ impl Semaphore {
 
     /// Waits for a slot for at most this long.
     pub async fn acquire_timeout(&self, patience: Duration) -> Result<Guard> {
+        let awaited = Awaited::AnyOf(self.folder.clone());
         let base = self.slots[0].settings().retry_delay;
-        let mut waiting = Waiting::new(&self.store, &self.folder, Some(patience), base);
+        let mut waiting = Waiting::new(&self.store, awaited, Some(patience), base);
         loop {
             match self.try_acquire().await? {
                 Ok(guard) => return Ok(guard),

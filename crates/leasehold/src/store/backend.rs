@@ -116,6 +116,13 @@ pub trait Backend: Debug + Send + Sync + 'static {
         None
     }
 
+    /// A number that most likely changes with the object, where it can be had for next to nothing:
+    /// for those who wait, and want to know whether it is worth looking. It proves nothing.
+    fn glance(&self, key: &Key) -> Option<u64> {
+        let _ = key;
+        None
+    }
+
     /// Wakes whoever waits for keys with this prefix to change, where the store can tell.
     fn watch(&self, prefix: &str) -> Watch {
         let _ = prefix;

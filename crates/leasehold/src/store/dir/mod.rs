@@ -35,8 +35,8 @@ use rustix::io::Errno;
 
 use self::fence::Fence;
 use self::files::{
-    create, file_meta, hash, io_error, make_folder, mtime, open, open_beneath, read_all, remove,
-    replace, version_of, write_error,
+    Folders, create, file_meta, glance, hash, io_error, make_folder, mtime, open, open_beneath,
+    read_all, remove, replace, version_of, write_error,
 };
 use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
@@ -75,6 +75,7 @@ struct Work {
     private: OwnedFd,
     temps: OwnedFd,
     stripes: Stripes,
+    folders: Folders,
     flusher: Flusher,
     fence: Fence,
     /// How many objects this process has created per folder: see [`Work::tidy`].
@@ -288,6 +289,10 @@ impl Backend for Dir {
         Some(Arc::new(sibling.ok()?))
     }
 
+    fn glance(&self, key: &Key) -> Option<u64> {
+        Some(glance(self.0.root().ok()??, key))
+    }
+
     #[cfg(any(target_os = "linux", target_os = "android"))]
     fn watch(&self, prefix: &str) -> Watch {
         match self.0.root() {
@@ -359,6 +364,7 @@ impl Shared {
                 private,
                 temps: folder(&format!("{PRIVATE}/tmp"))?,
                 stripes: Stripes::new(),
+                folders: Folders::default(),
                 flusher: Flusher::new(root.clone()),
                 fence: Fence::default(),
                 created: Mutex::default(),
