@@ -115,17 +115,17 @@ impl Play for Ours {
         self.runtime.block_on(async {
             let mut share = 0;
             loop {
-                let mut file = self.pad.lock("counter.json").await?;
-                let value: serde_json::Value = file.read().await?.context("no counter")?;
-                let count = value["counter"].as_u64().context("not a counter")?;
-                if count < total {
-                    file.write(&json!({ "counter": count + 1 })).await?;
-                    share += 1;
-                }
-                file.release().await?;
-                if count >= total {
+                let mut was = u64::MAX;
+                let add = |value: Option<serde_json::Value>| {
+                    was = value.and_then(|value| value["counter"].as_u64()).unwrap_or(u64::MAX);
+                    // Who finds it full writes it once more as it is.
+                    Ok(json!({ "counter": was.saturating_add(1).min(total) }))
+                };
+                self.pad.update("counter.json", add).await?;
+                if was >= total {
                     return Ok(share);
                 }
+                share += 1;
             }
         })
     }

@@ -31,6 +31,7 @@ mod format;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -56,6 +57,8 @@ pub struct Scratchpad {
     holder: String,
     settings: LockSettings,
     durability: Durability,
+    /// The locks of files that were locked lately: they remember whether others wait.
+    locks: std::sync::Mutex<HashMap<Key, Lock>>,
     /// Locks taken by [`Scratchpad::acquire_lock`], by path and holder.
     held: Mutex<HashMap<(Key, String), Guard>>,
 }
@@ -76,6 +79,7 @@ impl Scratchpad {
             store: store.clone(),
             holder: holder.into(),
             durability: Durability::Ordered,
+            locks: std::sync::Mutex::default(),
             held: Mutex::default(),
         })
     }
@@ -84,6 +88,7 @@ impl Scratchpad {
     #[must_use]
     pub fn with_settings(mut self, settings: LockSettings) -> Self {
         self.settings = settings;
+        self.locks = std::sync::Mutex::default();
         self
     }
 
@@ -191,7 +196,7 @@ impl Scratchpad {
     /// The file, locked.
     pub async fn lock(&self, path: &str) -> Result<Locked<'_>> {
         let key = key(path)?;
-        let guard = self.lock_of(&key, &self.holder)?.acquire().await?;
+        let guard = self.own_lock_of(&key)?.acquire().await?;
         let version = self.store.head(&key).await?.map(|meta| meta.version);
         Ok(Locked { pad: self, key, guard, version })
     }
@@ -222,7 +227,10 @@ impl Scratchpad {
         path: &str,
         mut change: impl FnMut(Option<Bytes>) -> Result<(Bytes, T)>,
     ) -> Result<T> {
-        let mut locked = self.lock(path).await?;
+        let key = key(path)?;
+        let guard = self.own_lock_of(&key)?.acquire().await?;
+        // It is read before anything is written.
+        let mut locked = Locked { pad: self, key, guard, version: None };
         let outcome = loop {
             let attempt = async {
                 let (bytes, value) = change(locked.read_bytes().await?)?;
@@ -326,6 +334,22 @@ impl Scratchpad {
             }
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// The lock of a file, under our own name.
+    fn own_lock_of(&self, key: &Key) -> Result<Lock> {
+        /// How many are remembered.
+        const LATELY: usize = 256;
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = locks.get(key) {
+            return Ok(lock.clone());
+        }
+        if locks.len() >= LATELY {
+            locks.clear();
+        }
+        let lock = self.lock_of(key, &self.holder)?;
+        locks.insert(key.clone(), lock.clone());
+        Ok(lock)
     }
 
     fn lock_of(&self, key: &Key, holder: &str) -> Result<Lock> {
