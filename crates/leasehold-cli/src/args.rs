@@ -267,11 +267,17 @@ pub enum PadCommand {
     Read {
         /// Its path
         path: String,
+        /// What it holds, if its name does not tell
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<FileFormat>,
     },
     /// Write a file from standard input, under its lock
     Write {
         /// Its path
         path: String,
+        /// What it holds, if its name does not tell
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<FileFormat>,
         /// Write this text instead
         #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
         text: Option<String>,
@@ -281,6 +287,9 @@ pub enum PadCommand {
     Update {
         /// Its path
         path: String,
+        /// What it holds, if its name does not tell
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<FileFormat>,
         #[command(flatten)]
         terms: LockTerms,
         /// The command and its arguments
@@ -293,6 +302,15 @@ pub enum PadCommand {
         #[arg(default_value = "")]
         prefix: String,
     },
+}
+
+/// What a file holds. YAML and JSON are checked before they are written, text must be UTF-8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum FileFormat {
+    Yaml,
+    Json,
+    Text,
+    Raw,
 }
 
 #[derive(Debug, ClapArgs)]

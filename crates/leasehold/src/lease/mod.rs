@@ -119,8 +119,8 @@ struct Memory {
     free: Option<Seen>,
     /// Whether a record was ever seen.
     exists: bool,
-    /// Whether somebody else held it when we last wanted it.
-    contended: bool,
+    /// When somebody else was last seen to hold it.
+    contended: Option<BootTime>,
     /// The version that was seen last, and since when.
     watched: Option<(Version, BootTime)>,
 }
@@ -159,11 +159,14 @@ impl Desk {
         let (known, exists, contended) = {
             let mut memory = self.memory();
             let exists = memory.exists && !self.release_removes();
-            (memory.free.take(), exists, std::mem::take(&mut memory.contended))
+            (memory.free.take(), exists, memory.contended)
         };
         // Others wait for it, and whoever has just released it is always the first to try again:
         // let them have a turn. One of them will have taken it.
-        if contended && self.0.store.kind() == Kind::Directory {
+        let now = self.0.store.env().clock().boot();
+        if self.0.store.kind() == Kind::Directory
+            && contended.is_some_and(|seen| now.since(seen) < wait::LATELY)
+        {
             wait::give_way(&self.0.store);
             return self.attempt_again().await;
         }
@@ -180,7 +183,7 @@ impl Desk {
         if let Some(seen) = &seen
             && let Judgement::Held { left } = self.judge(seen)
         {
-            self.memory().contended = true;
+            self.note_contention();
             return Ok(held_by(seen, left));
         }
         self.acquire(seen, false).await
@@ -193,6 +196,7 @@ impl Desk {
 
     async fn acquire(&self, mut known: Option<Seen>, force: bool) -> Result<Attempt> {
         let Shared { store, key, name, terms, .. } = &*self.0;
+        let mut last = None;
         // Every round but the last was lost to somebody who acquired or released in between.
         for _ in 0..32 {
             let sent = store.env().clock().boot();
@@ -203,7 +207,10 @@ impl Desk {
             let nonce = store.env().nonce();
             let change = lease::acquire(known.as_ref(), &holder, now, 0, nonce);
             backend.reserve(change.lease.token.unwrap_or(0)).await?;
-            match self.write(&change.lease, change.when, nonce).await? {
+            let landing = Landing { desk: self, lease: &change.lease, settled: false };
+            let put = self.write(&change.lease, change.when.clone(), nonce).await;
+            landing.settle(&put);
+            match put? {
                 Put::Stored(version) => {
                     let held = tenure::Held { lease: change.lease, version, sent };
                     let tenure = Tenure::new(self.clone(), held);
@@ -230,7 +237,7 @@ impl Desk {
             }
             match self.judge(&seen) {
                 Judgement::Held { left } if !force => {
-                    self.memory().contended = true;
+                    self.note_contention();
                     return Ok(held_by(&seen, left));
                 }
                 Judgement::Free(why) if why != Why::Released => {
@@ -239,8 +246,16 @@ impl Desk {
                 }
                 _ => known = Some(seen),
             }
+            last.clone_from(&known);
         }
-        Err(Error::unavailable("others keep taking and releasing this lease").at(key))
+        // Others keep taking and releasing it: as good as held, by whoever was seen last.
+        match &last {
+            Some(seen) => {
+                self.note_contention();
+                Ok(held_by(seen, Duration::ZERO))
+            }
+            None => Err(Error::unavailable("others keep taking and releasing this lease").at(key)),
+        }
     }
 
     /// What is there now.
@@ -296,6 +311,21 @@ impl Desk {
             Delete::Deleted => Ok(true),
             Delete::Refused | Delete::Contended => Ok(false),
             Delete::Unknown(unknown) => Err(unknown.into_error()),
+        }
+    }
+
+    /// Releases a lease of ours that was found.
+    async fn give_back(&self, lease: Lease, version: Version) -> Result<()> {
+        if self.release_removes() {
+            self.remove(&version, lease.token.unwrap_or(0)).await?;
+            return Ok(());
+        }
+        let (now, nonce) = (self.0.store.now().await?, self.0.store.env().nonce());
+        let released = lease::release(&lease, now, nonce);
+        match self.write(&released, When::Matches(version), nonce).await? {
+            Put::Unknown(unknown) => Err(unknown.into_error()),
+            // Refused: somebody has asked for it or taken it, and will find it stale.
+            Put::Stored(_) | Put::Refused | Put::Contended => Ok(()),
         }
     }
 
@@ -360,6 +390,11 @@ impl Desk {
         self.0.store.kind() == Kind::Directory && self.0.terms.dialect == Dialect::Lock
     }
 
+    fn note_contention(&self) {
+        let now = self.0.store.env().clock().boot();
+        self.memory().contended = Some(now);
+    }
+
     fn keeper(&self) -> MutexGuard<'_, tenure::Keeper> {
         self.0.keeper.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -370,6 +405,52 @@ impl Desk {
 
     fn lost(&self) -> Error {
         Error::new(ErrorKind::Lost, "the lease is no longer ours").at(&self.0.key)
+    }
+}
+
+/// A record that is being written. If nobody waits for the answer any more, or none comes, it may
+/// stand there all the same, with nobody to renew or release it: then it is looked for and released,
+/// so that others need not wait for its ttl.
+struct Landing<'a> {
+    desk: &'a Desk,
+    lease: &'a Lease,
+    settled: bool,
+}
+
+impl Landing<'_> {
+    /// It is known what became of it, or else not.
+    fn settle(mut self, put: &Result<Put>) {
+        // An error says that nothing was written.
+        self.settled = !matches!(put, Ok(Put::Unknown(Unknown::NoAnswer(_))));
+    }
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.settled {
+            return;
+        }
+        let (desk, lease) = (self.desk.clone(), self.lease.clone());
+        runtime.spawn(async move {
+            // A request that nobody waits for may still be on its way.
+            for pause in [0, 1, 5, 20] {
+                desk.0.store.env().clock().sleep(Duration::from_secs(pause)).await;
+                let Ok(seen) = desk.look().await else { continue };
+                match lease::after_refusal(&lease, seen.as_ref()) {
+                    Refused::StillOurs(lease, version) => {
+                        if let Err(error) = desk.give_back(*lease, version).await {
+                            tracing::debug!(%error, "a lease that nobody waits for stays");
+                            continue;
+                        }
+                        return;
+                    }
+                    // Somebody else's, and so ours is over; but what is not there may yet come.
+                    Refused::Lost if seen.is_some() => return,
+                    Refused::Lost => {}
+                }
+            }
+        });
     }
 }
 

@@ -53,6 +53,8 @@ struct Core {
     held: Mutex<Held>,
     /// When it was acquired.
     since: BootTime,
+    /// When its record was last known to be ours.
+    seen: Mutex<BootTime>,
     lost: CancellationToken,
     /// Set once it is released: nothing is written after that.
     released: AtomicBool,
@@ -66,6 +68,7 @@ impl Tenure {
             desk,
             writing: tokio::sync::Mutex::new(()),
             since: held.sent,
+            seen: Mutex::new(held.sent),
             held: Mutex::new(held),
             lost: CancellationToken::new(),
             released: AtomicBool::new(false),
@@ -102,6 +105,17 @@ impl Tenure {
                 Err(self.core.desk.lost())
             }
         }
+    }
+
+    /// The same by the record itself, unless it was read or written a moment ago: somebody may have
+    /// taken the lease by force. One GET.
+    pub async fn confirm(&self) -> Result<()> {
+        let core = &self.core;
+        let age = core.desk.0.store.env().clock().boot().since(*core.seen());
+        if age >= FRESH {
+            core.look_after_change().await;
+        }
+        self.check()
     }
 
     /// For how long the lease can be trusted from now on, if it is not renewed: zero once it is
@@ -146,8 +160,9 @@ impl Tenure {
         if self.token() > floor {
             return Ok(());
         }
-        self.core.desk.0.store.backend().reserve(floor + 1).await?;
-        self.core.rewrite(|lease| lease.token = Some(floor + 1)).await
+        let token = floor.saturating_add(1);
+        self.core.desk.0.store.backend().reserve(token).await?;
+        self.core.rewrite(|lease| lease.token = Some(token)).await
     }
 }
 
@@ -167,6 +182,9 @@ impl Drop for Tenure {
 
 /// A timer stops while the machine sleeps, and the boot clock does not. So nobody sleeps for long.
 const SLICE: Duration = Duration::from_secs(1);
+
+/// For how long a look at the record is as good as a new one.
+const FRESH: Duration = Duration::from_millis(5);
 
 /// For how long a lease is held before its record is watched for requests, in a directory: most are
 /// released sooner, and watching costs each of them a wake-up.
@@ -246,6 +264,10 @@ impl Core {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn seen(&self) -> MutexGuard<'_, BootTime> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn is_trusted(&self) -> bool {
         !self.trusted_for().is_zero()
     }
@@ -306,6 +328,7 @@ impl Core {
             match self.desk.write(&renewed, When::Matches(version), nonce).await? {
                 Put::Stored(version) => {
                     *self.held() = Held { lease: renewed, version, sent };
+                    *self.seen() = sent;
                     break;
                 }
                 Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
@@ -348,7 +371,9 @@ impl Core {
         }
         let Held { lease, version, .. } = self.held().clone();
         let store = &self.desk.0.store;
+        let now = store.env().clock().boot();
         if let Ok(Get::Unchanged) = store.get_if_changed(&self.desk.0.key, &version).await {
+            *self.seen() = now;
             return;
         }
         // What cannot be read now is found out by the next renewal.

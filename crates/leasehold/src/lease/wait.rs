@@ -37,12 +37,15 @@ pub(crate) struct Waiting {
 /// held for less than that.
 const HASTY: Duration = Duration::from_millis(30);
 
-/// The longest pause until then, the same for all: were it shorter for those who have just come,
-/// or longer, they would get more than their share, or less.
-const BRIEF: Duration = Duration::from_micros(400);
+/// The longest pause until then, for who has just come or has just let go of the lock.
+const BRIEF: Duration = Duration::from_micros(600);
 
-/// After how many glances to look whether its holder is alive.
-const GLANCES: u32 = 8;
+/// After how long of waiting a pause is as short as it gets. Who has waited longest looks most
+/// often and gets the lock first, most likely; the others leave the machine to whoever holds it.
+const AGED: Duration = Duration::from_millis(1);
+
+/// After how long of glancing to look whether its holder is alive.
+const GLANCING: Duration = Duration::from_millis(2);
 
 /// The longest pause in a directory that is watched. A holder that dies changes nothing there.
 const WATCHED: Duration = Duration::from_millis(10);
@@ -50,16 +53,19 @@ const WATCHED: Duration = Duration::from_millis(10);
 /// The same where changes are not told.
 const UNWATCHED: Duration = Duration::from_millis(5);
 
-/// Sleeps for at most [`BRIEF`], on this very thread: a runtime's timers are too coarse for what a
+/// For how long who has seen others hold a lock leaves it to them after its own turns.
+pub(super) const LATELY: Duration = Duration::from_millis(10);
+
+/// Sleeps for at most this long, on this very thread: a runtime's timers are too coarse for what a
 /// lock in a directory takes.
-fn sleep_briefly(store: &Store, most: Duration) {
+fn sleep_up_to(store: &Store, most: Duration) {
     let part = store.env().random() as f64 / u64::MAX as f64;
-    std::thread::sleep(BRIEF.mul_f64(part).min(most));
+    std::thread::sleep(most.mul_f64(part));
 }
 
 /// Leaves a lock that others wait for to them, for a moment.
 pub(super) fn give_way(store: &Store) {
-    sleep_briefly(store, BRIEF);
+    sleep_up_to(store, BRIEF);
 }
 
 impl Waiting {
@@ -125,16 +131,20 @@ impl Waiting {
         true
     }
 
-    /// Returns when it looks as if the lock had changed hands, or after a few milliseconds. A
-    /// glance takes a tenth of a look, and leaves the rest to whoever holds the lock.
+    /// Returns when the lock file seems to be gone, or after a few milliseconds. A glance takes a
+    /// twentieth of a look: in a crowd, looks would leave little to whoever holds the lock.
     fn glance(&self, store: &Store, left: Duration) {
-        let Awaited::One(key) = &self.awaited else { return sleep_briefly(store, left) };
-        let before = store.backend().glance(key);
-        for _ in 0..GLANCES {
-            sleep_briefly(store, left);
-            if before.is_none() || store.backend().glance(key) != before {
-                return;
+        let start = store.env().clock().boot();
+        let mut now = start;
+        while now.since(start) < GLANCING.min(left) {
+            let youth =
+                AGED.saturating_sub(now.since(self.since)).as_secs_f64() / AGED.as_secs_f64();
+            sleep_up_to(store, BRIEF.mul_f64(youth.max(0.1)));
+            match &self.awaited {
+                Awaited::One(key) if store.backend().seems_there(key) => {}
+                _ => return,
             }
+            now = store.env().clock().boot();
         }
     }
 }

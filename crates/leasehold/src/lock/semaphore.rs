@@ -6,7 +6,7 @@ use leasehold_protocol::key::{Key, encode_segment};
 
 use super::{Guard, Lock, LockSettings};
 use crate::lease::{Awaited, HeldBy, Waiting};
-use crate::{Error, Result, Store};
+use crate::{Error, ErrorKind, Result, Store};
 
 /// At most `slots` holders at a time. Every holder must name the same number.
 #[derive(Debug, Clone)]
@@ -73,12 +73,13 @@ impl Semaphore {
                 Ok(guard) => return Ok(guard),
                 Err(held) => {
                     if !waiting.pause(&self.store, &held).await {
-                        return Err(Error::unavailable(format!(
+                        let message = format!(
                             "all {} slots are still held after {}, one of them by {}",
                             self.slots.len(),
                             crate::settings::format_duration(patience),
                             held.holder
-                        )));
+                        );
+                        return Err(Error::new(ErrorKind::Held, message));
                     }
                 }
             }

@@ -116,11 +116,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
         None
     }
 
-    /// A number that most likely changes with the object, where it can be had for next to nothing:
-    /// for those who wait, and want to know whether it is worth looking. It proves nothing.
-    fn glance(&self, key: &Key) -> Option<u64> {
+    /// Whether the object is most likely there, where that can be told for next to nothing; `false`
+    /// elsewhere. For those who wait until it goes, and want to know whether it is worth looking:
+    /// it proves nothing, and is not counted as a request.
+    fn seems_there(&self, key: &Key) -> bool {
         let _ = key;
-        None
+        false
     }
 
     /// Wakes whoever waits for keys with this prefix to change, where the store can tell.

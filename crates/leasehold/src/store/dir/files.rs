@@ -343,20 +343,6 @@ pub(super) fn make_folder(root: &OwnedFd, path: &str) -> Result<(), Errno> {
     }
 }
 
-/// A number that is another whenever the object is, most likely: cheap to tell, and no proof.
-#[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
-pub(super) fn glance(root: &OwnedFd, key: &Key) -> u64 {
-    let path = path_of(key.as_str());
-    match rustix::fs::statat(root, &*path, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => {
-            let mark = [stat.st_ino as u64, stat.st_ctime as u64, stat.st_ctime_nsec as u64];
-            // Zero is nothing at all.
-            mark.iter().fold(1, |sum: u64, part| sum.wrapping_mul(31).wrapping_add(*part)).max(1)
-        }
-        Err(_) => 0,
-    }
-}
-
 /// The file of an object, or `None` if there is no object with this key.
 pub(super) fn open(root: &OwnedFd, key: &Key) -> Result<Option<(OwnedFd, Stat)>> {
     let path = path_of(key.as_str());

@@ -30,13 +30,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use self::fence::Fence;
 use self::files::{
-    Folders, create, file_meta, glance, hash, io_error, make_folder, mtime, open, open_beneath,
-    read_all, remove, replace, version_of, write_error,
+    Folders, create, file_meta, hash, io_error, make_folder, mtime, open, open_beneath, read_all,
+    remove, replace, version_of, write_error,
 };
 use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
@@ -289,8 +289,10 @@ impl Backend for Dir {
         Some(Arc::new(sibling.ok()?))
     }
 
-    fn glance(&self, key: &Key) -> Option<u64> {
-        Some(glance(self.0.root().ok()??, key))
+    fn seems_there(&self, key: &Key) -> bool {
+        let Ok(Some(root)) = self.0.root() else { return false };
+        rustix::fs::accessat(root, &*path_of(key.as_str()), Access::EXISTS, AtFlags::empty())
+            .is_ok()
     }
 
     #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
+use leasehold_protocol::format::lease::MAX_TOKEN;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -57,7 +58,8 @@ impl Stripe<'_> {
 fn read_token(file: &OwnedFd) -> Result<u64, Errno> {
     let mut bytes = [0; 8];
     match rustix::io::pread(file, &mut bytes, 0)? {
-        8 => Ok(u64::from_le_bytes(bytes)),
+        // What a power loss left there instead would be above all that can be given out.
+        8 => Ok(Some(u64::from_le_bytes(bytes)).filter(|token| *token <= MAX_TOKEN).unwrap_or(0)),
         _ => Ok(0),
     }
 }
