@@ -373,7 +373,7 @@ fn an_interrupted_update_lets_go() {
         let mut update = leasehold(dir);
         update.args(["pad", "update", "n.yaml", "--ttl", "5m", "--", "sh", "-c", &script]);
         let mut update = update.spawn().unwrap();
-        wait_for(&dir.join("f.start"));
+        wait_for(&dir.join("f.beat"));
         signal(&update, name);
         assert_eq!(update.wait().unwrap().code(), Some(code));
         let (_, out, _) = run(leasehold(dir).args(["ls"]));
@@ -396,7 +396,7 @@ fn a_filter_does_not_outlive_its_update() {
     let mut update = leasehold(dir);
     update.args(["pad", "update", "n.yaml", "--", "sh", "-c", &beating("f")]);
     let mut update = update.spawn().unwrap();
-    wait_for(&dir.join("f.start"));
+    wait_for(&dir.join("f.beat"));
     update.kill().unwrap();
     update.wait().unwrap();
     let (code, _, err) =

@@ -121,6 +121,8 @@ struct Memory {
     exists: bool,
     /// When somebody else was last seen to hold it.
     contended: Option<BootTime>,
+    /// When we got it after others had their turn.
+    turn: Option<BootTime>,
     /// The version that was seen last, and since when.
     watched: Option<(Version, BootTime)>,
 }
@@ -156,17 +158,20 @@ impl Desk {
 
     /// Tries once. Does not wait for anybody, but does go on as long as the record keeps changing.
     pub async fn attempt(&self) -> Result<Attempt> {
-        let (known, exists, contended) = {
+        let now = self.0.store.env().clock().boot();
+        let (known, exists, give_way) = {
             let mut memory = self.memory();
             let exists = memory.exists && !self.release_removes();
-            (memory.free.take(), exists, memory.contended)
+            let within =
+                |since: Option<BootTime>, span| since.is_some_and(|at| now.since(at) < span);
+            let give_way = self.0.store.kind() == Kind::Directory
+                && within(memory.contended, wait::LATELY)
+                && !within(memory.turn, wait::TURN);
+            (memory.free.take(), exists, give_way)
         };
         // Others wait for it, and whoever has just released it is always the first to try again:
         // let them have a turn. One of them will have taken it.
-        let now = self.0.store.env().clock().boot();
-        if self.0.store.kind() == Kind::Directory
-            && contended.is_some_and(|seen| now.since(seen) < wait::LATELY)
-        {
+        if give_way {
             wait::give_way(&self.0.store);
             return self.attempt_again().await;
         }
@@ -186,6 +191,7 @@ impl Desk {
             self.note_contention();
             return Ok(held_by(seen, left));
         }
+        self.memory().turn = Some(self.0.store.env().clock().boot());
         self.acquire(seen, false).await
     }
 

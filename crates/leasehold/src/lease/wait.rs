@@ -56,6 +56,10 @@ const UNWATCHED: Duration = Duration::from_millis(5);
 /// For how long who has seen others hold a lock leaves it to them after its own turns.
 pub(super) const LATELY: Duration = Duration::from_millis(10);
 
+/// For how long it may take the lock again and again before that: a few times, where little is done
+/// under it. Handing it over each time would take longer than the work.
+pub(super) const TURN: Duration = Duration::from_millis(1);
+
 /// Sleeps for at most this long, on this very thread: a runtime's timers are too coarse for what a
 /// lock in a directory takes.
 fn sleep_up_to(store: &Store, most: Duration) {
