@@ -215,7 +215,7 @@ pub enum LockCommand {
     /// Run a command while holding a lock
     ///
     /// Its token is in LEASEHOLD_TOKEN. If the lock is lost, the command is stopped. Exits with the
-    /// command's own code; 75: the lock could not be had; 76: it was lost.
+    /// command's own code; 75: somebody held the lock all the time; 76: it was lost.
     Run {
         #[command(flatten)]
         lock: LockName,

@@ -409,6 +409,31 @@ fn a_filter_does_not_outlive_its_update() {
     assert_eq!(run(leasehold(dir).args(["pad", "read", "n.yaml"])).1, "n: 5\n");
 }
 
+/// FIELD.md row 30 with real processes: stopped past its ttl, overtaken, woken, and refused.
+#[test]
+fn an_update_that_was_stopped_too_long_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    assert_eq!(run(leasehold(dir).args(["pad", "write", "n.yaml", "--text", "n: 1"])).0, 0);
+    let quick = ["--ttl", "1s", "--heartbeat", "200ms", "--wait", "30s"];
+    let script = "echo x > started; while [ ! -e go ]; do sleep 0.01; done; echo n: 2";
+    let mut first = leasehold(dir);
+    first.args(["pad", "update", "n.yaml"]).args(quick).args(["--", "sh", "-c", script]);
+    let mut first = first.stderr(Stdio::null()).spawn().unwrap();
+    wait_for(&dir.join("started"));
+    signal(&first, "STOP");
+    let mut second = leasehold(dir);
+    second.args(["pad", "update", "n.yaml"]).args(quick).args(["--", "echo", "n: 3"]);
+    let (code, _, err) = run(&mut second);
+    assert_eq!(code, 0, "{err}");
+    // Its filter finishes before it is woken, so that all that is left to do is to write.
+    std::fs::write(dir.join("go"), "x").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    signal(&first, "CONT");
+    assert_eq!(first.wait().unwrap().code(), Some(76));
+    assert_eq!(run(leasehold(dir).args(["pad", "read", "n.yaml"])).1, "n: 3\n");
+}
+
 #[test]
 fn formats_can_be_given_by_flag() {
     let folder = tempfile::tempdir().unwrap();

@@ -437,6 +437,62 @@ async fn wrong_clocks_steal_nothing_and_wedge_nothing() {
     }
 }
 
+/// A laptop that can be put to sleep: the boot clock goes on, timers do not.
+#[derive(Debug, Default)]
+struct Laptop(std::sync::atomic::AtomicU64);
+
+impl leasehold::env::Clock for Laptop {
+    fn wall(&self) -> leasehold::StoreTime {
+        Env::system().clock().wall()
+    }
+
+    fn boot(&self) -> leasehold::env::BootTime {
+        let slept = self.0.load(std::sync::atomic::Ordering::SeqCst);
+        Env::system().clock().boot().plus(Duration::from_secs(slept))
+    }
+
+    fn sleep(&self, span: Duration) -> futures::future::BoxFuture<'static, ()> {
+        Env::system().clock().sleep(span)
+    }
+}
+
+/// FIELD.md row 31: who slept for an hour trusts nothing from before, without asking anybody.
+#[tokio::test]
+async fn a_suspended_machine_trusts_nothing() {
+    let laptop = Arc::new(Laptop::default());
+    let env = Env::new(laptop.clone(), Arc::new(Chance));
+    let backend = Arc::new(memory().client(env.clone()));
+    let store = Store::new(backend, env, leasehold::StoreSettings::default()).unwrap();
+    let guard = lock(&store, "a").acquire().await.unwrap();
+    guard.check().unwrap();
+    laptop.0.store(3600, std::sync::atomic::Ordering::SeqCst);
+    let before = store.usage();
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(guard.trusted_for(), Duration::ZERO);
+    assert_eq!(store.usage(), before);
+}
+
+/// A holder on another host, or in another boot of it, is judged by its ttl alone: whatever process
+/// has its number here.
+#[tokio::test]
+async fn a_holder_elsewhere_is_taken_over_by_its_ttl_and_never_early() {
+    let (dir, _root) = directory();
+    for store in [Store::memory(), dir] {
+        store.init().await.unwrap();
+        let key = leasehold::lock::key_of("x").unwrap();
+        let record = r#"{"holderId":"far","ttlMs":1500,"token":5,"state":"held","host":"far",
+            "bootId":"another","bootTimeMs":1,"pidNamespace":"pid:[1]","pid":4194300,"startTime":1}"#;
+        store.put(&key, record.into(), Write::any()).await.map(drop).unwrap();
+        let start = Env::system().clock().boot();
+        let near = Lock::named(&store, "x", "near", quick()).unwrap();
+        let guard = near.acquire_timeout(Duration::from_secs(20)).await.unwrap();
+        let waited = Env::system().clock().boot().since(start);
+        assert!(waited >= Duration::from_millis(1400), "taken after {waited:?}");
+        assert!(guard.token() > 5);
+        guard.release().await.unwrap();
+    }
+}
+
 /// Where nothing can be deleted conditionally, locks work all the same.
 #[tokio::test]
 async fn locks_do_not_need_conditional_delete() {

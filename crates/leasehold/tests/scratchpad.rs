@@ -279,5 +279,6 @@ async fn updates_are_not_lost() {
     let names: Vec<_> =
         std::fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}: the file and .lh");
-    let _ = Store::memory();
+    let temporary = std::fs::read_dir(root.path().join(".lh/tmp")).unwrap().count();
+    assert_eq!(temporary, 0, "temporary files are left");
 }
