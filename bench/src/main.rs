@@ -1,4 +1,5 @@
-//! Side-by-side benchmarks: each figure of ours next to the bare loop that is its floor.
+//! Side-by-side benchmarks: each figure of ours next to the bare loop that is its floor, and next to
+//! what users would pick instead.
 //!
 //! A figure alone says more about the machine than about the program. So every benchmark runs our
 //! work and the barest loop that does the same alternately, in the same run and in the same place,
@@ -13,6 +14,7 @@
 //!
 //! ```text
 //! cargo run --release -p leasehold-bench -- store [--dir PATH] [--quick] [--json] [--only NAME]
+//! cargo run --release -p leasehold-bench -- locks --peers
 //! ```
 //!
 //! A suite is a module with a list of [`Bench`](suite::Bench)es and a line in [`Command`].
@@ -22,6 +24,7 @@
 
 mod host;
 mod locks;
+mod peers;
 mod report;
 mod rig;
 mod stats;
@@ -44,12 +47,9 @@ enum Command {
     Store(suite::Options),
     /// Locks in a directory.
     Locks(suite::Options),
-    /// One of the processes of the contended benchmark.
+    /// One of the processes of a benchmark of locks.
     #[command(hide = true)]
-    ContendedChild(locks::contended::Options),
-    /// The process that the takeover benchmark kills.
-    #[command(hide = true)]
-    TakeoverChild(locks::takeover::Options),
+    LockPlayer(locks::player::Options),
     /// Lists a folder, and tells how much memory that took: run by the listing benchmark, because
     /// a process' peak only ever rises.
     #[command(hide = true)]
@@ -60,8 +60,7 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().command {
         Command::Store(options) => suite::run("store", store::BENCHES, &options),
         Command::Locks(options) => suite::run("locks", locks::BENCHES, &options),
-        Command::ContendedChild(options) => locks::contended::child(&options),
-        Command::TakeoverChild(options) => locks::takeover::child(&options),
+        Command::LockPlayer(options) => locks::player::run(&options),
         Command::ListingChild(options) => store::listing::child::run(&options),
     }
 }

@@ -163,7 +163,7 @@ impl Report {
         writeln!(
             f,
             "{:width$}  {:>12}  {:>12}  {:>6}  {:>12}  {:>12}",
-            "median of the runs", "ours", "floor", "ratio", "spread", "target"
+            "median of the runs", "ours", "floor, peer", "ratio", "spread", "target"
         )?;
         for row in &self.rows {
             let spread = format!("{}–{}", ratio(row.least), ratio(row.greatest));

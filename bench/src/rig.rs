@@ -1,5 +1,6 @@
 //! What every benchmark needs: a place, runtimes, and how long to measure.
 
+use std::cell::OnceCell;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,6 +13,9 @@ use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::peers::{Peers, services};
+use crate::suite::Options;
+
 /// An object as small as a lease: about 120 bytes.
 pub const BODY: &[u8] = br#"{"worker_id":"worker-001","created_at":"2026-11-15T06:50:00.000Z","expires_at":"2026-11-15T06:55:00.000Z","fence":1234}"#;
 
@@ -19,12 +23,14 @@ pub const BODY: &[u8] = br#"{"worker_id":"worker-001","created_at":"2026-11-15T0
 pub struct Rig {
     folder: TempDir,
     quick: bool,
+    with_peers: bool,
+    peers: OnceCell<Peers>,
 }
 
 impl Rig {
-    pub fn new(dir: Option<&Path>, quick: bool) -> Result<Self> {
-        let above = match dir {
-            Some(dir) => dir.to_owned(),
+    pub fn new(options: &Options) -> Result<Self> {
+        let above = match &options.dir {
+            Some(dir) => dir.clone(),
             None if Path::new("target").is_dir() => PathBuf::from("target"),
             None => std::env::temp_dir(),
         };
@@ -34,7 +40,19 @@ impl Rig {
             .prefix("leasehold-bench-")
             .tempdir_in(&above)
             .with_context(|| format!("cannot write to {}", above.display()))?;
-        Ok(Self { folder, quick })
+        let (quick, with_peers) = (options.quick, options.peers);
+        Ok(Self { folder, quick, with_peers, peers: OnceCell::new() })
+    }
+
+    /// The peers with these servers, if they were asked for. Fetched and started the first time.
+    pub fn peers(&self, services: &[services::Start]) -> Result<Option<&Peers>> {
+        if !self.with_peers {
+            return Ok(None);
+        }
+        if self.peers.get().is_none() {
+            let _ = self.peers.set(Peers::prepare(services)?);
+        }
+        Ok(self.peers.get())
     }
 
     /// A folder of the benchmarks' own.
@@ -106,6 +124,11 @@ impl Arena {
     /// The folder of the floor.
     pub fn floor_path(&self) -> PathBuf {
         self.path.join("floor")
+    }
+
+    /// Where all of it is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Writes out what earlier runs left in memory, so that the next one does not pay for it.

@@ -20,6 +20,25 @@ pub fn percentile(values: &[f64], share: f64) -> f64 {
     sorted[low] * (1.0 - weight) + sorted[high] * weight
 }
 
+/// What each of `count` contestants gives, round by round, after one round that does not count:
+/// neighbours in time saw the same machine.
+pub fn rounds(
+    rounds: usize,
+    count: usize,
+    mut run: impl FnMut(usize) -> Result<f64>,
+) -> Result<Vec<Vec<f64>>> {
+    let mut runs = vec![Vec::with_capacity(rounds); count];
+    for round in 0..=rounds {
+        for (at, runs) in runs.iter_mut().enumerate() {
+            let value = run(at)?;
+            if round > 0 {
+                runs.push(value);
+            }
+        }
+    }
+    Ok(runs)
+}
+
 /// What our work and its floor gave, pair by pair.
 #[derive(Debug, Default)]
 pub struct Pairs {
@@ -34,14 +53,9 @@ impl Pairs {
         mut ours: impl FnMut() -> Result<f64>,
         mut floor: impl FnMut() -> Result<f64>,
     ) -> Result<Self> {
-        ours()?;
-        floor()?;
-        let mut pairs = Self::default();
-        for _ in 0..count {
-            pairs.ours.push(ours()?);
-            pairs.floor.push(floor()?);
-        }
-        Ok(pairs)
+        let mut runs = rounds(count, 2, |at| if at == 0 { ours() } else { floor() })?;
+        let floor = runs.pop().unwrap_or_default();
+        Ok(Self { ours: runs.pop().unwrap_or_default(), floor })
     }
 
     /// Ours by the floor, pair by pair: neighbours in time saw the same machine.

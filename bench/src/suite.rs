@@ -20,6 +20,10 @@ pub struct Options {
     /// One JSON document instead of a table.
     #[arg(long)]
     pub json: bool,
+    /// Also what users would pick instead, in the same run; fetched into .peers/ the first time.
+    /// Not every suite has some.
+    #[arg(long)]
+    pub peers: bool,
     /// Only the benchmarks whose names contain this.
     #[arg(long, value_name = "NAME")]
     pub only: Option<String>,
@@ -39,7 +43,7 @@ pub fn run(suite: &str, benches: &[Bench], options: &Options) -> Result<()> {
         |bench: &&Bench| options.only.as_ref().is_none_or(|name| bench.name.contains(name));
     let benches: Vec<&Bench> = benches.iter().filter(wanted).collect();
     ensure!(!benches.is_empty(), "no benchmark of {suite} has such a name");
-    let rig = Rig::new(options.dir.as_deref(), options.quick)?;
+    let rig = Rig::new(options)?;
     let mut report = Report::new(suite, &rig);
     for bench in benches {
         eprintln!("{suite}: {} …", bench.name);

@@ -220,7 +220,7 @@ pub enum LockCommand {
     /// Run a command while holding a lock
     ///
     /// Its token is in LEASEHOLD_TOKEN. If the lock is lost, the command is stopped. Exits with the
-    /// command's own code; 75: the lock could not be had; 76: it was lost.
+    /// command's own code; 75: somebody held the lock all the time; 76: it was lost.
     Run {
         #[command(flatten)]
         lock: LockName,
@@ -272,11 +272,17 @@ pub enum PadCommand {
     Read {
         /// Its path
         path: String,
+        /// What it holds, if its name does not tell
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<FileFormat>,
     },
     /// Write a file from standard input, under its lock
     Write {
         /// Its path
         path: String,
+        /// What it holds, if its name does not tell
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<FileFormat>,
         /// Write this text instead
         #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
         text: Option<String>,
@@ -286,6 +292,9 @@ pub enum PadCommand {
     Update {
         /// Its path
         path: String,
+        /// What it holds, if its name does not tell
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<FileFormat>,
         #[command(flatten)]
         terms: LockTerms,
         /// The command and its arguments
@@ -298,6 +307,15 @@ pub enum PadCommand {
         #[arg(default_value = "")]
         prefix: String,
     },
+}
+
+/// What a file holds. YAML and JSON are checked before they are written, text must be UTF-8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum FileFormat {
+    Yaml,
+    Json,
+    Text,
+    Raw,
 }
 
 #[derive(Debug, ClapArgs)]

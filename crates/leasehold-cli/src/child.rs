@@ -19,13 +19,19 @@
 //! the program by itself: politely, and then before anybody else may start.
 //!
 //! What is not covered: if runner *and* sitter are killed at once, the program dies with them, but
-//! processes that it had started do not.
+//! processes that it had started do not: Linux has no way to bind them to us but control groups,
+//! which are not ours to make.
+//!
+//! A *filter* (`pad update`) has no sitter. Whatever it does goes through a pipe to the runner, which
+//! alone writes the file, in the version that was read: a filter that lives on has nobody to write
+//! for. It gets the parent-death signal and is killed when the lock is lost.
 
 use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{ExitCode, ExitStatus, Stdio};
+use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -63,6 +69,112 @@ pub fn on_terminal() -> bool {
     std::io::IsTerminal::is_terminal(&std::io::stdin())
 }
 
+/// What is passed on to the program.
+const SIGNALS: [(fn() -> SignalKind, Signal); 7] = [
+    (SignalKind::terminate, Signal::TERM),
+    (SignalKind::interrupt, Signal::INT),
+    (SignalKind::hangup, Signal::HUP),
+    (SignalKind::quit, Signal::QUIT),
+    (SignalKind::user_defined1, Signal::USR1),
+    (SignalKind::user_defined2, Signal::USR2),
+    (SignalKind::window_change, Signal::WINCH),
+];
+
+/// The signals that this process gets, instead of what they would do by themselves.
+pub struct Signals {
+    all: Vec<(tokio::signal::unix::Signal, Signal)>,
+    /// Only to have a handler. Whoever started us may ignore it, and then the end of a child is
+    /// never told.
+    _child: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    /// From now on.
+    pub fn catch() -> std::io::Result<Self> {
+        let caught = SIGNALS.iter().map(|(kind, number)| Ok((signal(kind())?, *number)));
+        Ok(Self {
+            all: caught.collect::<std::io::Result<_>>()?,
+            _child: signal(SignalKind::child())?,
+        })
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) -> Signal {
+        std::future::poll_fn(|context| {
+            let came = |(signal, number): &mut (tokio::signal::unix::Signal, Signal)| {
+                signal.poll_recv(context).is_ready().then_some(*number)
+            };
+            self.all.iter_mut().find_map(came).map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// The next one that asks a process to end.
+    pub async fn stop(&mut self) -> Signal {
+        loop {
+            let number = self.next().await;
+            if [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT].contains(&number) {
+                return number;
+            }
+        }
+    }
+}
+
+/// Whether the program gets it from the terminal that it shares with us, so that it would get it
+/// twice.
+fn comes_from_terminal(signal: Signal) -> bool {
+    [Signal::INT, Signal::QUIT, Signal::WINCH].contains(&signal) && on_terminal()
+}
+
+/// The exit code of what a signal ended, as shells have it.
+pub fn code_of_signal(signal: Signal) -> u8 {
+    u8::try_from(128 + signal.as_raw()).unwrap_or(1)
+}
+
+/// A program between a file as it is and as it will be.
+pub struct Filter(Child);
+
+impl Filter {
+    /// Starts it, in a group of its own unless it shares a terminal with us.
+    pub fn start(
+        command: &[OsString],
+        variables: impl IntoIterator<Item = (&'static str, String)>,
+    ) -> anyhow::Result<Self> {
+        let mut shim = std::process::Command::new(std::env::current_exe()?);
+        shim.arg(SHIM).arg(std::process::id().to_string()).args(command).envs(variables);
+        if !on_terminal() {
+            shim.process_group(0);
+        }
+        let mut shim = Command::from(shim);
+        shim.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Ok(Self(shim.spawn().context("cannot start the command")?))
+    }
+
+    /// Where it reads from and writes to.
+    pub fn pipes(&mut self) -> Option<(tokio::process::ChildStdin, tokio::process::ChildStdout)> {
+        Some((self.0.stdin.take()?, self.0.stdout.take()?))
+    }
+
+    /// Passes a signal on to it.
+    pub fn signal(&self, signal: Signal) {
+        if !comes_from_terminal(signal) {
+            send_to_group(self.0.id(), !on_terminal(), signal);
+        }
+    }
+
+    /// Completes when it has ended, with its exit code.
+    pub async fn wait(&mut self) -> anyhow::Result<u8> {
+        Ok(code_of(self.0.wait().await?))
+    }
+}
+
+/// How a program talks to us.
+pub struct Pipes {
+    pub stdin: tokio::process::ChildStdin,
+    pub stdout: tokio::process::ChildStdout,
+    pub stderr: tokio::process::ChildStderr,
+}
+
 /// A program that runs, and ends with us.
 pub struct Running {
     sitter: Child,
@@ -75,13 +187,31 @@ impl Running {
     pub fn start(
         command: &[OsString],
         variables: impl IntoIterator<Item = (&'static str, String)>,
-        filter: bool,
+    ) -> anyhow::Result<Self> {
+        Self::start_with(command, variables, Stdio::inherit)
+    }
+
+    /// The same, talking to us instead of to whoever started us.
+    pub fn start_piped(
+        command: &[OsString],
+        variables: impl IntoIterator<Item = (&'static str, String)>,
+    ) -> anyhow::Result<(Self, Pipes)> {
+        let mut running = Self::start_with(command, variables, Stdio::piped)?;
+        let Child { stdin, stdout, stderr, .. } = &mut running.sitter;
+        let pipes = stdin.take().zip(stdout.take()).zip(stderr.take());
+        let ((stdin, stdout), stderr) = pipes.context("the command has no pipes")?;
+        Ok((running, Pipes { stdin, stdout, stderr }))
+    }
+
+    fn start_with(
+        command: &[OsString],
+        variables: impl IntoIterator<Item = (&'static str, String)>,
+        stdio: fn() -> Stdio,
     ) -> anyhow::Result<Self> {
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         // The reading end, and only that, goes to the sitter. Writing never waits for it.
         rustix::io::fcntl_setfd(&read, rustix::io::FdFlags::empty())?;
         rustix::io::ioctl_fionbio(&write, true)?;
-        let stdio = || if filter { Stdio::piped() } else { Stdio::inherit() };
         let sitter = Command::new(std::env::current_exe()?)
             .arg(SITTER)
             .arg(read.as_raw_fd().to_string())
@@ -89,6 +219,7 @@ impl Running {
             .envs(variables)
             .stdin(stdio())
             .stdout(stdio())
+            .stderr(stdio())
             .spawn()
             .context("cannot start the command")?;
         drop::<OwnedFd>(read);
@@ -98,11 +229,6 @@ impl Running {
     /// The sitter's number: what is to be recorded in the lock.
     pub fn pid(&self) -> Option<u32> {
         self.sitter.id()
-    }
-
-    /// Where the program reads from and writes to, if it is a filter.
-    pub fn pipes(&mut self) -> Option<(tokio::process::ChildStdin, tokio::process::ChildStdout)> {
-        Some((self.sitter.stdin.take()?, self.sitter.stdout.take()?))
     }
 
     /// Lets the program start, or go on, for this long.
@@ -119,9 +245,11 @@ impl Running {
         Ok(code_of(self.sitter.wait().await?))
     }
 
-    /// Passes a signal on to the program.
+    /// Passes a signal on to the program, by way of the sitter.
     pub fn signal(&self, signal: Signal) {
-        send_to(self.pid(), signal);
+        if !comes_from_terminal(signal) {
+            send_to(self.pid(), signal);
+        }
     }
 
     /// Kills the program and all that came of it.
@@ -147,6 +275,16 @@ fn send_to(pid: Option<u32>, signal: Signal) {
     }
 }
 
+/// The same to all of a group, if it has its own.
+fn send_to_group(pid: Option<u32>, own_group: bool, signal: Signal) {
+    match pid.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw) {
+        Some(pid) if own_group => {
+            let _ = rustix::process::kill_process_group(pid, signal);
+        }
+        _ => send_to(pid, signal),
+    }
+}
+
 fn millis(time: BootTime) -> u64 {
     let since = time.since(BootTime::from_boot(Duration::ZERO));
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -166,10 +304,7 @@ fn sit(pipe: &str, command: Vec<OsString>) -> anyhow::Result<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Before anything else, so that no signal finds us without.
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut hangup = signal(SignalKind::hangup())?;
-        let mut quit = signal(SignalKind::quit())?;
+        let mut signals = Signals::catch()?;
         let mut line = std::fs::File::open(format!("/dev/fd/{pipe}"))?;
         let Some(first) = hear(&mut line) else { return Ok(0) };
         let now = || millis(Env::system().clock().boot());
@@ -189,13 +324,7 @@ fn sit(pipe: &str, command: Vec<OsString>) -> anyhow::Result<u8> {
         }
         let mut program = Command::from(program).spawn().context("cannot start the command")?;
         let pid = program.id();
-        let send = |signal: Signal| match pid.and_then(|pid| i32::try_from(pid).ok()) {
-            Some(pid) if own_group => {
-                let _ =
-                    Pid::from_raw(pid).map(|pid| rustix::process::kill_process_group(pid, signal));
-            }
-            _ => send_to(pid, signal),
-        };
+        let send = |signal: Signal| send_to_group(pid, own_group, signal);
         let (words, mut heard) = tokio::sync::watch::channel(first);
         std::thread::spawn(move || {
             // Ends when the other end is closed: by intent, or because its process died.
@@ -228,11 +357,8 @@ fn sit(pipe: &str, command: Vec<OsString>) -> anyhow::Result<u8> {
                     bury_all();
                     break status;
                 },
-                _ = terminate.recv() => send(Signal::TERM),
                 // What is typed on a terminal the program gets from there.
-                _ = interrupt.recv() => if own_group { send(Signal::INT) },
-                _ = quit.recv() => if own_group { send(Signal::QUIT) },
-                _ = hangup.recv() => send(Signal::HUP),
+                signal = signals.next() => if !comes_from_terminal(signal) { send(signal) },
             }
         };
         Ok(code_of(status))

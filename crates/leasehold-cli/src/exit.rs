@@ -57,13 +57,14 @@ Exit codes:
   3  refused: a condition did not hold, nothing was changed
   4  not found
   5  the store did not answer, or the outcome is unknown: try again
-  75, 76  a lock could not be had in time; was lost";
+  75, 76  a lock was held by somebody else all the time; was lost";
 
 impl Exit {
     /// The code for an error.
     pub fn of(error: &anyhow::Error) -> Self {
         match error.downcast_ref::<leasehold::Error>().map(leasehold::Error::kind) {
             Some(ErrorKind::Invalid) => Self::Usage,
+            Some(ErrorKind::Held) => Self::NotAcquired,
             Some(ErrorKind::Unavailable) => Self::Unavailable,
             Some(ErrorKind::Lost) => Self::Lost,
             _ => Self::Failed,

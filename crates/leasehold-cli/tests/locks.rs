@@ -318,6 +318,151 @@ fn the_lock_of_a_file_stands_beside_it() {
     assert!(err.contains("is not a directory"), "{err}");
 }
 
+/// Everything that can be sent to us goes on to the command.
+#[test]
+fn signals_reach_the_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let script = "for s in USR1 USR2 WINCH HUP INT QUIT; do trap \"echo $s >> got\" $s; done; \
+                  trap 'echo TERM >> got; exit 9' TERM; echo x > started; while :; do sleep 0.01; done";
+    let mut command = leasehold(dir);
+    let mut first = command.args(["lock", "run", "x", "--", "sh", "-c", script]).spawn().unwrap();
+    wait_for(&dir.join("started"));
+    let mut expected = String::new();
+    for name in ["USR1", "USR2", "WINCH", "HUP", "INT", "QUIT", "TERM"] {
+        expected = format!("{expected}{name}\n");
+        signal(&first, name);
+        let end = Instant::now() + Duration::from_secs(20);
+        while std::fs::read_to_string(dir.join("got")).unwrap_or_default() != expected {
+            assert!(Instant::now() < end, "{name} did not arrive");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    assert_eq!(first.wait().unwrap().code(), Some(9));
+    assert_eq!(run(leasehold(dir).args(["lock", "ls"])).1, "", "and it was released");
+}
+
+/// A caller that ignores the end of its children (`trap '' CHLD`) hands that down.
+#[test]
+fn callers_that_ignore_their_children_do_no_harm() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let ignoring = |rest: &str| {
+        let script = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
+                     os.execvp(sys.argv[1], sys.argv[1:])";
+        let mut command = Command::new("python3");
+        command.args(["-c", script, "sh", "-c", rest]).current_dir(dir).stdin(Stdio::null());
+        command.output().unwrap()
+    };
+    let out = ignoring(&format!("exec {BIN} lock run x -- sh -c 'true; exit 7'"));
+    assert_eq!(out.status.code(), Some(7), "{}", String::from_utf8_lossy(&out.stderr));
+    let out = ignoring(&format!("exec {BIN} pad update n.yaml -- sh -c 'cat; echo n: 1'"));
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// What a signal interrupts leaves neither its lock nor its filter, and the file as it was.
+#[test]
+fn an_interrupted_update_lets_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    assert_eq!(run(leasehold(dir).args(["pad", "write", "n.yaml", "--text", "n: 1"])).0, 0);
+    let script = format!("cat > /dev/null; {}", beating("f"));
+    for (name, code) in [("TERM", 143), ("INT", 130)] {
+        let mut update = leasehold(dir);
+        update.args(["pad", "update", "n.yaml", "--ttl", "5m", "--", "sh", "-c", &script]);
+        let mut update = update.spawn().unwrap();
+        wait_for(&dir.join("f.beat"));
+        signal(&update, name);
+        assert_eq!(update.wait().unwrap().code(), Some(code));
+        let (_, out, _) = run(leasehold(dir).args(["ls"]));
+        assert!(!out.contains("n.yaml.lock"), "{out}");
+        std::thread::sleep(Duration::from_millis(30));
+        std::fs::remove_file(dir.join("f.beat")).unwrap();
+        std::thread::sleep(Duration::from_millis(60));
+        assert!(!dir.join("f.beat").exists(), "the filter lives on");
+        std::fs::remove_file(dir.join("f.start")).unwrap();
+    }
+    assert_eq!(run(leasehold(dir).args(["pad", "read", "n.yaml"])).1, "n: 1");
+}
+
+/// kill -9 of `pad update` takes its filter with it, and the next update is quick and right.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_filter_does_not_outlive_its_update() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let mut update = leasehold(dir);
+    update.args(["pad", "update", "n.yaml", "--", "sh", "-c", &beating("f")]);
+    let mut update = update.spawn().unwrap();
+    wait_for(&dir.join("f.beat"));
+    update.kill().unwrap();
+    update.wait().unwrap();
+    let (code, _, err) =
+        run(leasehold(dir).args(["pad", "update", "n.yaml", "--", "echo", "n: 5"]));
+    assert_eq!(code, 0, "{err}");
+    std::thread::sleep(Duration::from_millis(30));
+    std::fs::remove_file(dir.join("f.beat")).unwrap();
+    std::thread::sleep(Duration::from_millis(60));
+    assert!(!dir.join("f.beat").exists(), "the filter lives on");
+    assert_eq!(run(leasehold(dir).args(["pad", "read", "n.yaml"])).1, "n: 5\n");
+}
+
+/// FIELD.md row 30 with real processes: stopped past its ttl, overtaken, woken, and refused.
+#[test]
+fn an_update_that_was_stopped_too_long_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    assert_eq!(run(leasehold(dir).args(["pad", "write", "n.yaml", "--text", "n: 1"])).0, 0);
+    let quick = ["--ttl", "1s", "--heartbeat", "200ms", "--wait", "30s"];
+    let script = "echo x > started; while [ ! -e go ]; do sleep 0.01; done; echo n: 2";
+    let mut first = leasehold(dir);
+    first.args(["pad", "update", "n.yaml"]).args(quick).args(["--", "sh", "-c", script]);
+    let mut first = first.stderr(Stdio::null()).spawn().unwrap();
+    wait_for(&dir.join("started"));
+    signal(&first, "STOP");
+    let mut second = leasehold(dir);
+    second.args(["pad", "update", "n.yaml"]).args(quick).args(["--", "echo", "n: 3"]);
+    let (code, _, err) = run(&mut second);
+    assert_eq!(code, 0, "{err}");
+    // Its filter finishes before it is woken, so that all that is left to do is to write.
+    std::fs::write(dir.join("go"), "x").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    signal(&first, "CONT");
+    assert_eq!(first.wait().unwrap().code(), Some(76));
+    assert_eq!(run(leasehold(dir).args(["pad", "read", "n.yaml"])).1, "n: 3\n");
+}
+
+#[test]
+fn formats_can_be_given_by_flag() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let pad = |words: &[&str]| run(leasehold(dir).arg("pad").args(words));
+    let (code, _, err) = pad(&["write", "state", "--format", "json", "--text", "{"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("not valid Json") && err.contains("nothing was written"), "{err}");
+    assert_eq!(pad(&["write", "state", "--format", "json", "--text", "{\"n\": 1}"]).0, 0);
+    assert_eq!(pad(&["update", "state", "--format", "yaml", "--", "echo", "a: [1"]).0, 2);
+    assert_eq!(pad(&["update", "state", "--format", "yaml", "--", "echo", "a: 1"]).0, 0);
+    let (_, out, _) =
+        run(leasehold(dir).args(["--json", "pad", "read", "state", "--format", "yaml"]));
+    assert_eq!(out, "{\"a\":1}\n");
+    // And what a name promises can be overruled.
+    assert_eq!(pad(&["write", "odd.json", "--format", "raw", "--text", "{"]).0, 0);
+}
+
+/// "The store does not answer" and "somebody holds it" are told apart.
+#[test]
+fn a_store_that_is_down_is_not_a_lock_that_is_held() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = leasehold(folder.path());
+    command.args(["lock", "run", "x", "--store", "s3://b/p", "--wait", "1s", "--", "true"]);
+    command.env("AWS_ENDPOINT_URL", "http://127.0.0.1:9").env("AWS_ACCESS_KEY_ID", "k");
+    command.env("AWS_SECRET_ACCESS_KEY", "s");
+    std::fs::write(folder.path().join("leasehold.toml"), "[connection]\nattempts = 1\n").unwrap();
+    let (code, _, err) = run(&mut command);
+    assert_eq!(code, 5, "{err}");
+}
+
 /// How many processes and increments: all of them with LEASEHOLD_FULL=1, a sample otherwise.
 fn crowd(full: (usize, usize), sample: (usize, usize)) -> (usize, usize) {
     if std::env::var_os("LEASEHOLD_FULL").is_some() { full } else { sample }

@@ -23,7 +23,7 @@
 use std::time::Duration;
 
 use crate::cas::{Nonce, Version, When};
-use crate::format::lease::{Ask, Lease, LeaseError, Place, State};
+use crate::format::lease::{Ask, Lease, LeaseError, MAX_TOKEN, Place, State};
 use crate::time::StoreTime;
 
 /// What is added to a ttl where the store tells whole seconds: its `Date` and its `Last-Modified`
@@ -202,7 +202,7 @@ pub fn acquire(
     let before = seen.and_then(|seen| seen.record.as_ref().ok());
     let token = match before.and_then(|lease| lease.token) {
         Some(token) => token.max(floor).saturating_add(1),
-        None => (now.as_micros().max(1) as u64).max(floor.saturating_add(1)),
+        None => (now.as_micros().max(1) as u64).min(MAX_TOKEN / 2).max(floor.saturating_add(1)),
     };
     let lease = Lease {
         holder: holder.name.to_owned(),

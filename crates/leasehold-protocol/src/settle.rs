@@ -15,6 +15,9 @@ pub enum Proof {
     /// The body carries none; equal bytes count as ours. Only for objects where it does not matter
     /// who wrote them, as with index shards.
     Bytes,
+    /// The body carries none, and it does matter: equal bytes may be somebody else's, a counter's
+    /// for example, and what became of ours stays unknown.
+    None,
 }
 
 /// What was found at the key.
@@ -84,6 +87,7 @@ fn carries(bytes: &[u8], proof: Proof) -> bool {
             bytes.windows(text.len()).any(|window| window == text.as_bytes())
         }
         Proof::Bytes => true,
+        Proof::None => false,
     }
 }
 
@@ -145,6 +149,17 @@ mod tests {
         assert_eq!(verdict, Verdict::Applied(v.clone()));
         let verdict = put(object(b"other", &v), b"rows", &When::Absent, Proof::Bytes);
         assert_eq!(verdict, Verdict::Overtaken);
+    }
+
+    #[test]
+    fn equal_bytes_prove_nothing_where_it_matters_whose_they_are() {
+        let (old, v) = (version("1"), version("2"));
+        let when = When::Matches(old.clone());
+        let verdict = put(object(b"n: 6", &v), b"n: 6", &when, Proof::None);
+        assert_eq!(verdict, Verdict::Overtaken);
+        // Not there yet: it may be sent again.
+        let verdict = put(object(b"n: 5", &old), b"n: 6", &when, Proof::None);
+        assert_eq!(verdict, Verdict::Open);
     }
 
     #[test]

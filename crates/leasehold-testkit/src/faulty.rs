@@ -22,6 +22,8 @@ pub enum Fault {
     LostAnswer,
     /// It arrives late: carried out just before the next write, and not answered.
     Delayed,
+    /// Its answer takes a second: carried out at once.
+    SlowAnswer,
     /// The store says that others are writing.
     Contended,
     /// Carried out, but flushing it to disk failed.
@@ -182,7 +184,7 @@ impl Backend for Faulty {
                 return Ok(Put::Unknown(Unknown::NoAnswer(lost())));
             }
             Fault::Contended => return Ok(Put::Contended),
-            Fault::None | Fault::LostAnswer | Fault::NotFlushed => {}
+            Fault::None | Fault::LostAnswer | Fault::SlowAnswer | Fault::NotFlushed => {}
         }
         let ignored = match when {
             When::Any => false,
@@ -204,6 +206,10 @@ impl Backend for Faulty {
         let outcome = self.inner.put(key, body, when, durability).await?;
         match fault {
             Fault::LostAnswer => Ok(Put::Unknown(Unknown::NoAnswer(lost()))),
+            Fault::SlowAnswer => {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                Ok(outcome)
+            }
             Fault::NotFlushed => Ok(Put::Unknown(Unknown::NotFlushed(lost()))),
             _ => Ok(outcome),
         }
@@ -216,7 +222,7 @@ impl Backend for Faulty {
                 return Ok(Delete::Unknown(Unknown::NoAnswer(lost())));
             }
             Fault::Contended => return Ok(Delete::Contended),
-            Fault::None | Fault::LostAnswer | Fault::NotFlushed => {}
+            Fault::None | Fault::LostAnswer | Fault::SlowAnswer | Fault::NotFlushed => {}
         }
         let mut version = version;
         if self.is(Broken::IgnoresDeleteMatch) {

@@ -14,6 +14,8 @@ use leasehold_protocol::key::{Key, KeyError};
 pub enum ErrorKind {
     /// What was held is held no longer: stop the work that it guarded.
     Lost,
+    /// Somebody else holds it, all the time that was given: wait longer, or ask for it.
+    Held,
     /// The store did not answer, or not in time: try again later.
     Unavailable,
     /// The input or the configuration is wrong: correct it.

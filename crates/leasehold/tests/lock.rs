@@ -54,7 +54,7 @@ async fn one_holds_and_the_other_is_told_who() {
         let held = b.try_acquire().await.unwrap().unwrap_err();
         assert_eq!((held.holder.as_str(), held.token), ("a", Some(guard.token())));
         let error = b.acquire_timeout(Duration::from_millis(50)).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert_eq!(error.kind(), ErrorKind::Held);
         assert!(error.to_string().contains("still held by a"), "{error}");
         guard.check().unwrap();
         let first = guard.token();
@@ -87,6 +87,20 @@ async fn requests_are_counted() {
         let used = store.usage().since(&before);
         assert_eq!((used.put, used.requests()), (1, 1), "where we saw the release: {used:?}");
         guard.release().await.unwrap();
+
+        let beating = LockSettings {
+            heartbeat: Duration::from_millis(400),
+            ttl: Duration::from_secs(60),
+            ..LockSettings::of(store.kind())
+        };
+        let kept = Lock::named(&store, "kept", "a", beating).unwrap().acquire().await.unwrap();
+        let (before, first) = (store.usage(), kept.lease().heartbeat_at);
+        while kept.lease().heartbeat_at == first {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let used = store.usage().since(&before);
+        assert_eq!((used.put, used.requests()), (1, 1), "a heartbeat: {used:?}");
+        kept.release().await.unwrap();
 
         let guard = a.acquire().await.unwrap();
         assert!(b.try_acquire().await.unwrap().is_err());
@@ -238,6 +252,81 @@ async fn a_lost_answer_is_not_a_lost_lock() {
     }
 }
 
+/// A store that is down is not somebody who holds the lock.
+#[tokio::test]
+async fn a_store_that_is_down_holds_nothing() {
+    let settings = leasehold::StoreSettings { attempts: 1, ..Default::default() };
+    let memory = memory();
+    over(memory.clone()).init().await.unwrap();
+    let faulty = Faulty::writes(memory, [Fault::LostRequest]).reads([true, false]);
+    let store = Store::new(Arc::new(faulty), Env::system(), settings).unwrap();
+    store.limits().await.unwrap();
+    let error = lock(&store, "a").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
+
+/// A lease that landed after its caller had stopped waiting, or whose answer never came, is given
+/// back: nobody has to wait for its ttl of five minutes.
+#[tokio::test]
+async fn what_nobody_waits_for_is_given_back() {
+    // The caller goes while the answer is on its way.
+    let memory = memory();
+    over(memory.clone()).init().await.unwrap();
+    let store = over(Arc::new(Faulty::writes(memory.clone(), [Fault::SlowAnswer])));
+    store.limits().await.unwrap();
+    let a = lock(&store, "a");
+    let gone = tokio::time::timeout(Duration::from_millis(100), a.acquire()).await;
+    assert!(gone.is_err(), "it was answered too soon for this test");
+    let b = lock(&over(memory.clone()), "b");
+    let guard = b.acquire_timeout(Duration::from_secs(20)).await.unwrap();
+    guard.release().await.unwrap();
+    // No answer at all, and no second attempt.
+    let settings = leasehold::StoreSettings { attempts: 1, ..Default::default() };
+    let faulty = Faulty::writes(memory, [Fault::LostAnswer]).reads([true, false]);
+    let store = Store::new(Arc::new(faulty), Env::system(), settings).unwrap();
+    store.limits().await.unwrap();
+    let a = Lock::named(&store, "other", "a", LockSettings::of(Kind::S3)).unwrap();
+    assert_eq!(a.acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let b = Lock::named(&store, "other", "b", LockSettings::of(Kind::S3)).unwrap();
+    let guard = b.acquire_timeout(Duration::from_secs(20)).await.unwrap();
+    guard.release().await.unwrap();
+}
+
+/// A record with a token that no other can be above does not stop tokens from rising.
+#[tokio::test]
+async fn absurd_tokens_do_no_harm() {
+    let (store, _root) = directory();
+    store.init().await.unwrap();
+    let key = leasehold::lock::key_of("the lock").unwrap();
+    let absurd = r#"{"holderId":"x","state":"released","token":18446744073709551615}"#;
+    let mut last = 0;
+    for round in 0..4 {
+        if round % 2 == 0 {
+            store.put(&key, absurd.into(), Write::any()).await.map(drop).unwrap();
+        }
+        let guard = lock(&store, "a").acquire().await.unwrap();
+        assert!(guard.token() > last && guard.token() < 1 << 53, "{} after {last}", guard.token());
+        last = guard.token();
+        guard.release().await.unwrap();
+    }
+}
+
+/// A slot of a semaphore and a lock never share a record, whatever they are called.
+#[tokio::test]
+async fn slots_and_locks_have_records_of_their_own() {
+    let (store, _root) = directory();
+    let slots = Semaphore::named(&store, "x", 2, "a", quick()).unwrap();
+    let first = slots.acquire().await.unwrap();
+    let second = slots.acquire().await.unwrap();
+    for name in ["x", "x.0", "x.1", "x/0"] {
+        let lock = Lock::named(&store, name, "b", quick()).unwrap();
+        lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
+    }
+    assert!(slots.try_acquire().await.unwrap().is_err());
+    first.release().await.unwrap();
+    second.release().await.unwrap();
+}
+
 /// FIELD.md row 5: who slept past its ttl has lost, learns it, and takes nothing back.
 #[tokio::test]
 async fn who_slept_too_long_has_lost() {
@@ -345,6 +434,62 @@ async fn wrong_clocks_steal_nothing_and_wedge_nothing() {
             assert!(guard.token() > first, "{holder} {other}: {} after {first}", guard.token());
             guard.release().await.unwrap();
         }
+    }
+}
+
+/// A laptop that can be put to sleep: the boot clock goes on, timers do not.
+#[derive(Debug, Default)]
+struct Laptop(std::sync::atomic::AtomicU64);
+
+impl leasehold::env::Clock for Laptop {
+    fn wall(&self) -> leasehold::StoreTime {
+        Env::system().clock().wall()
+    }
+
+    fn boot(&self) -> leasehold::env::BootTime {
+        let slept = self.0.load(std::sync::atomic::Ordering::SeqCst);
+        Env::system().clock().boot().plus(Duration::from_secs(slept))
+    }
+
+    fn sleep(&self, span: Duration) -> futures::future::BoxFuture<'static, ()> {
+        Env::system().clock().sleep(span)
+    }
+}
+
+/// FIELD.md row 31: who slept for an hour trusts nothing from before, without asking anybody.
+#[tokio::test]
+async fn a_suspended_machine_trusts_nothing() {
+    let laptop = Arc::new(Laptop::default());
+    let env = Env::new(laptop.clone(), Arc::new(Chance));
+    let backend = Arc::new(memory().client(env.clone()));
+    let store = Store::new(backend, env, leasehold::StoreSettings::default()).unwrap();
+    let guard = lock(&store, "a").acquire().await.unwrap();
+    guard.check().unwrap();
+    laptop.0.store(3600, std::sync::atomic::Ordering::SeqCst);
+    let before = store.usage();
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(guard.trusted_for(), Duration::ZERO);
+    assert_eq!(store.usage(), before);
+}
+
+/// A holder on another host, or in another boot of it, is judged by its ttl alone: whatever process
+/// has its number here.
+#[tokio::test]
+async fn a_holder_elsewhere_is_taken_over_by_its_ttl_and_never_early() {
+    let (dir, _root) = directory();
+    for store in [Store::memory(), dir] {
+        store.init().await.unwrap();
+        let key = leasehold::lock::key_of("x").unwrap();
+        let record = r#"{"holderId":"far","ttlMs":1500,"token":5,"state":"held","host":"far",
+            "bootId":"another","bootTimeMs":1,"pidNamespace":"pid:[1]","pid":4194300,"startTime":1}"#;
+        store.put(&key, record.into(), Write::any()).await.map(drop).unwrap();
+        let start = Env::system().clock().boot();
+        let near = Lock::named(&store, "x", "near", quick()).unwrap();
+        let guard = near.acquire_timeout(Duration::from_secs(20)).await.unwrap();
+        let waited = Env::system().clock().boot().since(start);
+        assert!(waited >= Duration::from_millis(1400), "taken after {waited:?}");
+        assert!(guard.token() > 5);
+        guard.release().await.unwrap();
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold::env::Env;
 use leasehold::lock::LockSettings;
 use leasehold::protocol::lease::Judgement;
-use leasehold::scratchpad::Scratchpad;
+use leasehold::scratchpad::{Format, Scratchpad};
 use leasehold::store::Kind;
 use leasehold::store::memory::Memory;
 use leasehold::{Error, ErrorKind, Store};
@@ -113,6 +113,90 @@ async fn a_guarded_write_is_conditional_on_what_was_seen() {
     assert_eq!(pad.read::<i64>("x.json").await.unwrap(), 3);
 }
 
+/// A guarded write whose answer was lost: equal bytes may be somebody else's.
+#[tokio::test]
+async fn equal_bytes_of_somebody_else_are_not_ours() {
+    use leasehold_testkit::conformance::over;
+    use leasehold_testkit::faulty::{Fault, Faulty};
+    let settings = leasehold::StoreSettings { attempts: 2, ..Default::default() };
+    let memory = Arc::new(Memory::new(Env::system()));
+    let plain = Scratchpad::on(&over(memory.clone()), "plain").unwrap();
+    plain.write("n.json", &5).await.unwrap();
+    // The lock, then the file: that request is lost, and somebody writes the same meanwhile.
+    let faults = [Fault::None, Fault::LostRequest];
+    let store = Arc::new(Faulty::writes(memory.clone(), faults));
+    let store = Store::new(store, Env::system(), settings.clone()).unwrap();
+    store.limits().await.unwrap();
+    let pad = Scratchpad::on(&store, "a").unwrap();
+    let mut locked = pad.lock("n.json").await.unwrap();
+    assert_eq!(locked.read::<i64>().await.unwrap(), Some(5));
+    plain.write("n.json", &6).await.unwrap();
+    let error = locked.write(&6).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("may have been written or not"), "{error}");
+    // Where the request was lost and nobody wrote, it is sent again.
+    let faults = [Fault::None, Fault::LostRequest];
+    let store = Store::new(Arc::new(Faulty::writes(memory, faults)), Env::system(), settings);
+    let store = store.unwrap();
+    store.limits().await.unwrap();
+    let pad = Scratchpad::on(&store, "b").unwrap();
+    let mut locked = pad.lock("m.json").await.unwrap();
+    locked.write(&1).await.unwrap();
+    assert_eq!(plain.read::<i64>("m.json").await.unwrap(), 1);
+}
+
+/// Whose lock was taken by force writes nothing, although the file is as it was.
+#[tokio::test]
+async fn a_guarded_write_checks_the_token() {
+    let (pad, root) = pad();
+    let slow = LockSettings {
+        heartbeat: Duration::from_secs(60),
+        ttl: Duration::from_secs(200),
+        ..LockSettings::of(Kind::Directory)
+    };
+    let pad = pad.with_settings(slow.clone());
+    pad.write("x.json", &1).await.unwrap();
+    let mut locked = pad.lock("x.json").await.unwrap();
+    let url = leasehold::store::StoreUrl::Directory(root.path().join("pad"));
+    let other = leasehold::store::Connect::new(url).open().unwrap().without_root_record();
+    let file = leasehold::Key::new("x.json").unwrap();
+    let thief = leasehold::lock::Lock::beside(&other, &file, "thief", slow).unwrap();
+    let thief = thief.force().await.unwrap();
+    std::thread::sleep(Duration::from_millis(10));
+    assert_eq!(locked.write(&2).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(pad.read::<i64>("x.json").await.unwrap(), 1);
+    thief.release().await.unwrap();
+}
+
+/// A format that the name does not tell, everywhere.
+#[tokio::test]
+async fn formats_can_be_given() {
+    let (pad, _root) = pad();
+    let add = |value: Option<i64>| Ok(value.unwrap_or(0) + 1);
+    assert_eq!(pad.update_as("state", Format::Json, add).await.unwrap(), 1);
+    assert_eq!(pad.update_as("state", Format::Json, add).await.unwrap(), 2);
+    assert!(pad.update("state", add).await.is_err(), "its name does not tell");
+    let mut locked = pad.lock("state").await.unwrap();
+    assert_eq!(locked.read_as::<i64>(Format::Yaml).await.unwrap(), Some(2));
+    locked.write_as(&json!({ "n": 3 }), Format::Yaml).await.unwrap();
+    locked.release().await.unwrap();
+    assert_eq!(pad.read_as::<Value>("state", Format::Yaml).await.unwrap(), Some(json!({"n": 3})));
+}
+
+/// An update is a PUT for the lock, a GET, a PUT, and a PUT for the release.
+#[tokio::test]
+async fn an_update_costs_four_requests() {
+    use leasehold_testkit::faulty::Faulty;
+    let memory = Arc::new(Memory::new(Env::system()));
+    let store = leasehold_testkit::conformance::over(Arc::new(Faulty::writes(memory, [])));
+    store.init().await.unwrap();
+    let pad = Scratchpad::on(&store, "a").unwrap();
+    let before = store.usage();
+    pad.update("n.json", |n: Option<i64>| Ok(n.unwrap_or(0) + 1)).await.unwrap();
+    let used = store.usage().since(&before);
+    assert_eq!((used.put, used.get, used.requests()), (3, 1, 4), "{used:?}");
+}
+
 #[tokio::test]
 async fn locks_by_hand() {
     let (pad, root) = pad();
@@ -125,6 +209,10 @@ async fn locks_by_hand() {
     assert!(!pad.acquire_lock("deep/s.yaml", "worker-002").await.unwrap());
     let wrong = pad.release_lock("deep/s.yaml", "worker-002").await.unwrap_err();
     assert!(wrong.to_string().contains("locked by worker-001, not by worker-002"), "{wrong}");
+    // The same name in another process, or here another scratchpad, is not the same holder.
+    let other = Scratchpad::open(root.path().join("pad")).unwrap();
+    let wrong = other.release_lock("deep/s.yaml", "worker-001").await.unwrap_err();
+    assert!(wrong.to_string().contains("not through this scratchpad: by process"), "{wrong}");
     let info = pad.lock_info("deep/s.yaml").await.unwrap().unwrap();
     assert!(matches!(info.judgement, Judgement::Held { .. }));
     pad.release_lock("deep/s.yaml", "worker-001").await.unwrap();
@@ -191,5 +279,6 @@ async fn updates_are_not_lost() {
     let names: Vec<_> =
         std::fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}: the file and .lh");
-    let _ = Store::memory();
+    let temporary = std::fs::read_dir(root.path().join(".lh/tmp")).unwrap().count();
+    assert_eq!(temporary, 0, "temporary files are left");
 }

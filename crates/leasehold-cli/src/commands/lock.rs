@@ -11,7 +11,7 @@ use leasehold::{Error, ErrorKind, Key, Store, host};
 use serde::Serialize;
 
 use crate::args::{Args, Command, Elect, LockCommand, LockName, LockTerms, Program};
-use crate::child::{Running, on_terminal};
+use crate::child::{Running, Signals, code_of_signal};
 use crate::config;
 use crate::exit::{Ending, Exit};
 use crate::render;
@@ -76,28 +76,22 @@ pub async fn run(args: &Args, store: &Store, command: &LockCommand) -> anyhow::R
         LockCommand::Run { lock, terms, slots, run } => {
             let settings = config::lock_settings(args, terms, store.kind())?;
             let heartbeat = settings.heartbeat;
-            let acquired = match (slots, &lock.name) {
-                (Some(slots), Some(name)) => {
-                    Semaphore::named(store, name, *slots, holder(terms), settings)?.acquire().await
+            let mut signals = Signals::catch()?;
+            let acquire = async {
+                match (slots, &lock.name) {
+                    (Some(slots), Some(name)) => {
+                        let slots = Semaphore::named(store, name, *slots, holder(terms), settings)?;
+                        anyhow::Ok(slots.acquire().await?)
+                    }
+                    _ => Ok(lock_at(args, store, lock, terms)?.acquire().await?),
                 }
-                _ => lock_at(args, store, lock, terms)?.acquire().await,
             };
-            let guard = match acquired {
-                Ok(guard) => guard,
-                Err(error) if error.kind() == ErrorKind::Unavailable => {
-                    render::error(&error.into());
-                    return Ok(Exit::NotAcquired.into());
-                }
-                Err(error) => return Err(error.into()),
+            let guard = tokio::select! {
+                guard = acquire => guard?,
+                signal = signals.stop() => return Ok(Ending::Program(code_of_signal(signal))),
             };
-            match run_under(&guard, run, heartbeat).await {
-                Ok(ended) => finish(guard, ended).await,
-                Err(error) => {
-                    // Nobody should have to wait for the ttl because we could not start something.
-                    let _ = guard.release().await;
-                    Err(error)
-                }
-            }
+            let ended = run_under(&guard, run, heartbeat, &mut signals).await;
+            finish(guard, ended).await
         }
         LockCommand::Ls => ls(args, store).await,
         LockCommand::Show { lock } => {
@@ -118,15 +112,16 @@ pub async fn elect(args: &Args, store: &Store, elect: &Elect) -> anyhow::Result<
     let settings = config::lock_settings(args, &elect.terms, store.kind())?;
     let heartbeat = settings.heartbeat;
     let election = Election::named(store, &elect.name, holder(&elect.terms), settings)?;
+    let mut signals = Signals::catch()?;
     loop {
         let leading = tokio::select! {
             leading = election.campaign() => leading?,
-            signal = stop_signal() => return Ok(Ending::Program(128 + signal?)),
+            signal = signals.stop() => return Ok(Ending::Program(code_of_signal(signal))),
         };
         tracing::info!(token = leading.token(), "leading");
-        match run_under(&leading, &elect.run, heartbeat).await? {
+        match run_under(&leading, &elect.run, heartbeat, &mut signals).await {
             // Another leads by now: stand again.
-            Ended::Lost => render::say("lost the election: standing again"),
+            Ok(Ended::Lost) => render::say("lost the election: standing again"),
             ended => return finish(leading, ended).await,
         }
     }
@@ -143,10 +138,10 @@ async fn run_under(
     guard: &Guard,
     run: &Program,
     heartbeat: std::time::Duration,
+    signals: &mut Signals,
 ) -> anyhow::Result<Ended> {
-    let (mut terminate, mut interrupt, mut hangup) = signals()?;
     let variables = [("LEASEHOLD_TOKEN", guard.token().to_string())];
-    let mut running = Running::start(&run.command, variables, false)?;
+    let mut running = Running::start(&run.command, variables)?;
     // First it stands in the lock, then it starts.
     guard.set_child(running.pid().and_then(host::process)).await?;
     running.trust(guard.trusted_for());
@@ -184,11 +179,7 @@ async fn run_under(
                 let code = running.kill().await?;
                 return Ok(if was_lost { Ended::Lost } else { Ended::By(code) });
             }
-            _ = terminate.recv() => running.signal(rustix::process::Signal::TERM),
-            _ = interrupt.recv() => if !on_terminal() {
-                running.signal(rustix::process::Signal::INT);
-            },
-            _ = hangup.recv() => running.signal(rustix::process::Signal::HUP),
+            signal = signals.next() => running.signal(signal),
         }
     }
 }
@@ -198,28 +189,15 @@ fn after(span: std::time::Duration) -> tokio::time::Instant {
     tokio::time::Instant::now() + span
 }
 
-type Signals =
-    (tokio::signal::unix::Signal, tokio::signal::unix::Signal, tokio::signal::unix::Signal);
-
-fn signals() -> anyhow::Result<Signals> {
-    use tokio::signal::unix::{SignalKind, signal};
-    Ok((
-        signal(SignalKind::terminate())?,
-        signal(SignalKind::interrupt())?,
-        signal(SignalKind::hangup())?,
-    ))
-}
-
-async fn stop_signal() -> anyhow::Result<u8> {
-    let (mut terminate, mut interrupt, mut hangup) = signals()?;
-    Ok(tokio::select! {
-        _ = terminate.recv() => 15,
-        _ = interrupt.recv() => 2,
-        _ = hangup.recv() => 1,
-    })
-}
-
-async fn finish(guard: Guard, ended: Ended) -> anyhow::Result<Ending> {
+async fn finish(guard: Guard, ended: anyhow::Result<Ended>) -> anyhow::Result<Ending> {
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(error) => {
+            // Nobody should have to wait for the ttl because we could not start something.
+            let _ = guard.release().await;
+            return Err(error);
+        }
+    };
     match ended {
         Ended::Lost => Ok(Exit::Lost.into()),
         Ended::By(code) => match guard.release().await {
@@ -265,18 +243,22 @@ fn row(name: String, info: &Info) -> Row {
     }
 }
 
-/// The records of named locks.
+/// The records of locks by their names, of slots and elections by their keys.
 async fn locks(args: &Args, store: &Store) -> anyhow::Result<Vec<(String, Lock)>> {
     let settings = config::lock_settings(args, &LockTerms::default(), store.kind())?;
-    let mut listing = store.list(List::prefix("locks/")?);
     let mut locks = Vec::new();
-    while let Some(page) = listing.next_page().await? {
-        for entry in page.entries {
-            let name = entry.key.as_str().trim_start_matches("locks/").strip_suffix(".lock");
-            if let Some(name) = name.and_then(decode_segment) {
-                let lock =
-                    Lock::at(store, entry.key, holder(&LockTerms::default()), settings.clone())?;
-                locks.push((name, lock));
+    for prefix in ["locks/", "semaphores/", "elections/"] {
+        let mut listing = store.list(List::prefix(prefix)?);
+        while let Some(page) = listing.next_page().await? {
+            for entry in page.entries {
+                let Some(path) = entry.key.as_str().strip_suffix(".lock") else { continue };
+                let name = match path.strip_prefix("locks/") {
+                    Some(name) => decode_segment(name),
+                    None => Some(path.to_owned()),
+                };
+                let Some(name) = name else { continue };
+                let holder = holder(&LockTerms::default());
+                locks.push((name, Lock::at(store, entry.key, holder, settings.clone())?));
             }
         }
     }

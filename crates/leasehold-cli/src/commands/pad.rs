@@ -5,10 +5,11 @@ use std::io::{Read as _, Write as _};
 use anyhow::Context as _;
 use leasehold::scratchpad::{Format, Locked, Scratchpad};
 use leasehold::{Error, ErrorKind, Key, Store, host};
+use rustix::process::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::args::{Args, LockTerms, PadCommand};
-use crate::child::Running;
+use crate::args::{Args, FileFormat, LockTerms, PadCommand};
+use crate::child::{Filter, Signals, code_of_signal};
 use crate::config;
 use crate::exit::{Ending, Exit};
 use crate::render;
@@ -16,8 +17,10 @@ use crate::render;
 /// `leasehold pad …`.
 pub async fn run(args: &Args, store: &Store, command: &PadCommand) -> anyhow::Result<Ending> {
     match command {
-        PadCommand::Read { path } => read(args, &open(args, store, None)?, path).await,
-        PadCommand::Write { path, text } => {
+        PadCommand::Read { path, format } => {
+            read(args, &open(args, store, None)?, path, format_of(path, *format)).await
+        }
+        PadCommand::Write { path, format, text } => {
             let bytes = match text {
                 Some(text) => text.clone().into_bytes(),
                 None => {
@@ -27,14 +30,14 @@ pub async fn run(args: &Args, store: &Store, command: &PadCommand) -> anyhow::Re
                     bytes
                 }
             };
-            check(path, &bytes)?;
+            check(path, format_of(path, *format), &bytes)?;
             let pad = open(args, store, None)?;
             pad.with_lock(path, async |file| file.write_bytes(bytes).await).await?;
             Ok(Exit::Done.into())
         }
-        PadCommand::Update { path, terms, command } => {
+        PadCommand::Update { path, format, terms, command } => {
             let pad = open(args, store, Some(terms))?;
-            update(&pad, path, command).await
+            update(&pad, path, format_of(path, *format), command).await
         }
         PadCommand::Ls { prefix } => {
             for path in open(args, store, None)?.list(prefix).await? {
@@ -56,28 +59,37 @@ fn open(args: &Args, store: &Store, terms: Option<&LockTerms>) -> anyhow::Result
     Ok(pad.with_settings(config::lock_settings(args, terms, store.kind())?))
 }
 
-/// What a file's name promises must be in it.
-fn check(path: &str, bytes: &[u8]) -> anyhow::Result<()> {
-    let key = Key::new(path.strip_prefix("./").unwrap_or(path)).map_err(Error::from)?;
-    match Format::of(path) {
-        Format::Yaml | Format::Json => {
-            let parsed = Format::of(path).parse::<serde_json::Value>(bytes, &key);
-            parsed.map(drop).map_err(|error| {
-                Error::new(ErrorKind::Invalid, format!("{error}; nothing was written")).into()
-            })
-        }
-        Format::Text | Format::Raw => Ok(()),
+fn format_of(path: &str, given: Option<FileFormat>) -> Format {
+    match given {
+        None => Format::of(path),
+        Some(FileFormat::Yaml) => Format::Yaml,
+        Some(FileFormat::Json) => Format::Json,
+        Some(FileFormat::Text) => Format::Text,
+        Some(FileFormat::Raw) => Format::Raw,
     }
 }
 
-async fn read(args: &Args, pad: &Scratchpad, path: &str) -> anyhow::Result<Ending> {
+/// What a file's name or a flag promises must be in it.
+fn check(path: &str, format: Format, bytes: &[u8]) -> anyhow::Result<()> {
+    if format == Format::Raw {
+        return Ok(());
+    }
+    let key = Key::new(path.strip_prefix("./").unwrap_or(path)).map_err(Error::from)?;
+    let parsed = format.parse::<serde_json::Value>(bytes, &key);
+    parsed.map(drop).map_err(|error| {
+        Error::new(ErrorKind::Invalid, format!("{error}; nothing was written")).into()
+    })
+}
+
+async fn read(args: &Args, pad: &Scratchpad, path: &str, format: Format) -> anyhow::Result<Ending> {
     let Some(bytes) = pad.read_bytes(path).await? else {
         render::say(format_args!("{path}: there is no such file"));
         return Ok(Exit::NotFound.into());
     };
-    match (args.json, Format::of(path)) {
+    match (args.json, format) {
         (true, Format::Yaml | Format::Json | Format::Text) => {
-            render::json(&pad.read::<serde_json::Value>(path).await?)?;
+            let key = Key::new(path.strip_prefix("./").unwrap_or(path)).map_err(Error::from)?;
+            render::json(&format.parse::<serde_json::Value>(&bytes, &key)?)?;
         }
         _ => std::io::stdout().write_all(&bytes)?,
     }
@@ -88,25 +100,27 @@ async fn read(args: &Args, pad: &Scratchpad, path: &str) -> anyhow::Result<Endin
 async fn update(
     pad: &Scratchpad,
     path: &str,
+    format: Format,
     command: &[std::ffi::OsString],
 ) -> anyhow::Result<Ending> {
-    let mut locked = match pad.lock(path).await {
-        Ok(locked) => locked,
-        Err(error) if error.kind() == ErrorKind::Unavailable => {
-            render::error(&error.into());
-            return Ok(Exit::NotAcquired.into());
-        }
-        Err(error) => return Err(error.into()),
+    let mut signals = Signals::catch()?;
+    let (mut locked, before) = tokio::select! {
+        locked = pad.lock_and_read(path) => locked?,
+        signal = signals.stop() => return Ok(Ending::Program(code_of_signal(signal))),
     };
     let changed = async {
-        let before = locked.read_bytes().await?.unwrap_or_default();
-        let (code, after) = filter(command, &before, &locked).await?;
-        if code != 0 {
-            return Ok(Ending::Program(code));
+        match filter(command, &before.unwrap_or_default(), &locked, &mut signals).await? {
+            Filtered::Into(after) => {
+                check(path, format, &after)?;
+                locked.write_bytes(after).await?;
+                anyhow::Ok(Exit::Done.into())
+            }
+            Filtered::Failed(code) => Ok(Ending::Program(code)),
+            Filtered::Lost => {
+                render::say("the lock was lost: the command was stopped, nothing was written");
+                Ok(Exit::Lost.into())
+            }
         }
-        check(path, &after)?;
-        locked.write_bytes(after).await?;
-        anyhow::Ok(Exit::Done.into())
     };
     let outcome = changed.await;
     if let Err(error) = locked.release().await
@@ -117,35 +131,87 @@ async fn update(
     outcome
 }
 
-/// Runs the command between the file as it is and as it will be. It ends with us, as what runs
-/// under a lock has to.
+/// What came of a filter.
+enum Filtered {
+    /// This is to be the file.
+    Into(Vec<u8>),
+    /// It ended with this code, or was ended by a signal to us: the file stays as it is.
+    Failed(u8),
+    /// The lock was lost meanwhile.
+    Lost,
+}
+
+/// How long a filter that was asked to end has for it.
+const GRACE: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Runs the command between the file as it is and as it will be.
 async fn filter(
     command: &[std::ffi::OsString],
     input: &[u8],
     locked: &Locked<'_>,
-) -> anyhow::Result<(u8, Vec<u8>)> {
+    signals: &mut Signals,
+) -> anyhow::Result<Filtered> {
     let variables = [("LEASEHOLD_TOKEN", locked.token().to_string())];
-    let mut running = Running::start(command, variables, true)?;
-    let (mut stdin, mut stdout) = running.pipes().context("the command has no pipes")?;
-    running.trust(locked.trusted_for());
-    let feed = async {
-        // A command that does not read its input is fine.
-        let _ = stdin.write_all(input).await;
-        drop(stdin);
-    };
-    let talk = async {
-        let mut output = Vec::new();
-        let ((), read) = tokio::join!(feed, stdout.read_to_end(&mut output));
-        read.map(|_| output)
-    };
-    tokio::pin!(talk);
-    let mut tick = tokio::time::interval(std::time::Duration::from_millis(200));
-    let output = loop {
+    let mut filter = Filter::start(command, variables)?;
+    let (mut stdin, mut stdout) = filter.pipes().context("the command has no pipes")?;
+    let lost = locked.lost();
+    let mut stopped = None;
+    let mut output = Vec::new();
+    {
+        let feed = async {
+            // A command that does not read its input is fine.
+            let _ = stdin.write_all(input).await;
+            drop(stdin);
+        };
+        let talk = async { tokio::join!(feed, stdout.read_to_end(&mut output)).1 };
+        tokio::pin!(talk);
+        loop {
+            // Who was asked to end and has not is killed.
+            let deadline = async {
+                match stopped {
+                    Some(_) => tokio::time::sleep(GRACE).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                done = &mut talk => {
+                    done?;
+                    break;
+                }
+                () = lost.cancelled() => {
+                    filter.signal(Signal::KILL);
+                    filter.wait().await?;
+                    return Ok(Filtered::Lost);
+                }
+                signal = signals.stop() => {
+                    filter.signal(signal);
+                    stopped = Some(signal);
+                }
+                () = deadline => {
+                    filter.signal(Signal::KILL);
+                    break;
+                }
+            }
+        }
+    }
+    // It may have closed its output and gone on.
+    let code = loop {
         tokio::select! {
-            output = &mut talk => break output?,
-            _ = tick.tick() => running.trust(locked.trusted_for()),
+            code = filter.wait() => break code?,
+            () = lost.cancelled() => {
+                filter.signal(Signal::KILL);
+                filter.wait().await?;
+                return Ok(Filtered::Lost);
+            }
+            signal = signals.stop() => {
+                filter.signal(if stopped.is_some() { Signal::KILL } else { signal });
+                stopped = Some(signal);
+            }
         }
     };
-    let code = running.wait().await?;
-    Ok((code, output))
+    Ok(match (stopped, code) {
+        (Some(signal), _) => Filtered::Failed(code_of_signal(signal)),
+        (None, 0) => Filtered::Into(output),
+        (None, code) => Filtered::Failed(code),
+    })
 }

@@ -13,6 +13,10 @@ use serde_json::{Map, Value};
 use crate::cas::Nonce;
 use crate::time::StoreTime;
 
+/// The highest token: what every reader of JSON can hold exactly. Given out are those up to half of
+/// it and what counts on from there, so that a clock that is centuries ahead leaves room.
+pub const MAX_TOKEN: u64 = 1 << 53;
+
 /// How the fields are called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
@@ -165,7 +169,8 @@ impl Lease {
             heartbeat_at: taken.time(&HEARTBEAT)?,
             expires_at: taken.time(&EXPIRES)?,
             ttl: taken.number(&TTL)?.map(Duration::from_millis),
-            token: taken.number(&TOKEN)?,
+            // One that we never give out, written by hand: from there, no other could be higher.
+            token: taken.number(&TOKEN)?.filter(|token| *token <= MAX_TOKEN),
             nonce: taken.text(&NONCE)?,
             lease_id: taken.text(&LEASE_ID)?,
             state,
@@ -417,6 +422,21 @@ mod tests {
         }
     }
 
+    /// Were it believed, the next token could not be higher, here or anywhere in its stripe.
+    #[test]
+    fn a_token_that_cannot_be_ours_is_none() {
+        for (text, token) in [
+            ("18446744073709551615", None),
+            ("9007199254740993", None),
+            ("9007199254740992", Some(MAX_TOKEN)),
+            ("7", Some(7)),
+        ] {
+            let record = format!(r#"{{"holderId":"a","ttlMs":5000,"token":{text}}}"#);
+            let lease = Lease::parse(record.as_bytes()).unwrap();
+            assert_eq!((lease.token, lease.ttl), (token, Some(Duration::from_secs(5))));
+        }
+    }
+
     #[test]
     fn damage_is_reported_and_not_guessed() {
         for bad in [
@@ -444,7 +464,7 @@ mod tests {
         }
 
         #[test]
-        fn any_holder_survives(holder in ".{0,40}", token in any::<u64>(), camel in any::<bool>()) {
+        fn any_holder_survives(holder in ".{0,40}", token in 0..=MAX_TOKEN, camel in any::<bool>()) {
             let lease = Lease { holder, token: Some(token), ..full() };
             let dialect = if camel { Dialect::Lock } else { Dialect::Task };
             prop_assert_eq!(Lease::parse(&lease.to_bytes(dialect)), Ok(lease));

@@ -25,7 +25,7 @@ use crate::store::{Durability, Kind, Put, Store, Unknown, Write};
 use crate::{Error, ErrorKind, Result, Version, When, host};
 
 pub use tenure::Tenure;
-pub(crate) use wait::Waiting;
+pub(crate) use wait::{Awaited, Waiting};
 
 /// How long the record of a released lease stays where releasing does not remove it.
 const TOMBSTONE: Duration = Duration::from_secs(86_400);
@@ -119,8 +119,10 @@ struct Memory {
     free: Option<Seen>,
     /// Whether a record was ever seen.
     exists: bool,
-    /// Whether somebody else held it when we last wanted it.
-    contended: bool,
+    /// When somebody else was last seen to hold it.
+    contended: Option<BootTime>,
+    /// When we got it after others had their turn.
+    turn: Option<BootTime>,
     /// The version that was seen last, and since when.
     watched: Option<(Version, BootTime)>,
 }
@@ -156,15 +158,22 @@ impl Desk {
 
     /// Tries once. Does not wait for anybody, but does go on as long as the record keeps changing.
     pub async fn attempt(&self) -> Result<Attempt> {
-        let (known, exists, contended) = {
+        let now = self.0.store.env().clock().boot();
+        let (known, exists, give_way) = {
             let mut memory = self.memory();
             let exists = memory.exists && !self.release_removes();
-            (memory.free.take(), exists, std::mem::take(&mut memory.contended))
+            let within =
+                |since: Option<BootTime>, span| since.is_some_and(|at| now.since(at) < span);
+            let give_way = self.0.store.kind() == Kind::Directory
+                && within(memory.contended, wait::LATELY)
+                && !within(memory.turn, wait::TURN);
+            (memory.free.take(), exists, give_way)
         };
         // Others wait for it, and whoever has just released it is always the first to try again:
-        // let them have a turn.
-        if contended && self.0.store.kind() == Kind::Directory {
+        // let them have a turn. One of them will have taken it.
+        if give_way {
             wait::give_way(&self.0.store);
+            return self.attempt_again().await;
         }
         match known {
             // Where a record once was there still is one: creating it would only be refused.
@@ -179,9 +188,10 @@ impl Desk {
         if let Some(seen) = &seen
             && let Judgement::Held { left } = self.judge(seen)
         {
-            self.memory().contended = true;
+            self.note_contention();
             return Ok(held_by(seen, left));
         }
+        self.memory().turn = Some(self.0.store.env().clock().boot());
         self.acquire(seen, false).await
     }
 
@@ -207,6 +217,7 @@ impl Desk {
 
     async fn acquire(&self, mut known: Option<Seen>, force: bool) -> Result<Attempt> {
         let Shared { key, .. } = &*self.0;
+        let mut last = None;
         // Every round but the last was lost to somebody who acquired or released in between.
         for _ in 0..32 {
             let (tried, sent) = match self.write_claim(known.as_ref(), &|_| {}).await? {
@@ -224,7 +235,7 @@ impl Desk {
             }
             match self.judge(&seen) {
                 Judgement::Held { left } if !force => {
-                    self.memory().contended = true;
+                    self.note_contention();
                     return Ok(held_by(&seen, left));
                 }
                 Judgement::Free(why) if why != Why::Released => {
@@ -233,8 +244,16 @@ impl Desk {
                 }
                 _ => known = Some(seen),
             }
+            last.clone_from(&known);
         }
-        Err(Error::unavailable("others keep taking and releasing this lease").at(key))
+        // Others keep taking and releasing it: as good as held, by whoever was seen last.
+        match &last {
+            Some(seen) => {
+                self.note_contention();
+                Ok(held_by(seen, Duration::ZERO))
+            }
+            None => Err(Error::unavailable("others keep taking and releasing this lease").at(key)),
+        }
     }
 
     /// Writes the record of an acquisition over the one that is known, or where there is none. Gives
@@ -254,7 +273,10 @@ impl Desk {
         let mut change = lease::acquire(known, &holder, now, 0, nonce);
         fill(&mut change.lease);
         backend.reserve(change.lease.token.unwrap_or(0)).await?;
-        match self.write(&change.lease, change.when, nonce).await? {
+        let landing = Landing { desk: self, lease: &change.lease, settled: false };
+        let put = self.write(&change.lease, change.when, nonce).await;
+        landing.settle(&put);
+        match put? {
             Put::Stored(version) => {
                 let held = tenure::Held { lease: change.lease, version, sent };
                 let tenure = Tenure::new(self.clone(), held);
@@ -328,6 +350,21 @@ impl Desk {
         }
     }
 
+    /// Releases a lease of ours that was found.
+    async fn give_back(&self, lease: Lease, version: Version) -> Result<()> {
+        if self.release_removes() {
+            self.remove(&version, lease.token.unwrap_or(0)).await?;
+            return Ok(());
+        }
+        let (now, nonce) = (self.0.store.now().await?, self.0.store.env().nonce());
+        let released = lease::release(&lease, now, nonce);
+        match self.write(&released, When::Matches(version), nonce).await? {
+            Put::Unknown(unknown) => Err(unknown.into_error()),
+            // Refused: somebody has asked for it or taken it, and will find it stale.
+            Put::Stored(_) | Put::Refused | Put::Contended => Ok(()),
+        }
+    }
+
     pub(crate) async fn look(&self) -> Result<Option<Seen>> {
         let Shared { store, key, .. } = &*self.0;
         let Some(object) = store.get(key).await? else {
@@ -389,6 +426,11 @@ impl Desk {
         self.0.store.kind() == Kind::Directory && self.0.terms.dialect == Dialect::Lock
     }
 
+    fn note_contention(&self) {
+        let now = self.0.store.env().clock().boot();
+        self.memory().contended = Some(now);
+    }
+
     fn keeper(&self) -> MutexGuard<'_, tenure::Keeper> {
         self.0.keeper.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -399,6 +441,52 @@ impl Desk {
 
     fn lost(&self) -> Error {
         Error::new(ErrorKind::Lost, "the lease is no longer ours").at(&self.0.key)
+    }
+}
+
+/// A record that is being written. If nobody waits for the answer any more, or none comes, it may
+/// stand there all the same, with nobody to renew or release it: then it is looked for and released,
+/// so that others need not wait for its ttl.
+struct Landing<'a> {
+    desk: &'a Desk,
+    lease: &'a Lease,
+    settled: bool,
+}
+
+impl Landing<'_> {
+    /// It is known what became of it, or else not.
+    fn settle(mut self, put: &Result<Put>) {
+        // An error says that nothing was written.
+        self.settled = !matches!(put, Ok(Put::Unknown(Unknown::NoAnswer(_))));
+    }
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.settled {
+            return;
+        }
+        let (desk, lease) = (self.desk.clone(), self.lease.clone());
+        runtime.spawn(async move {
+            // A request that nobody waits for may still be on its way.
+            for pause in [0, 1, 5, 20] {
+                desk.0.store.env().clock().sleep(Duration::from_secs(pause)).await;
+                let Ok(seen) = desk.look().await else { continue };
+                match lease::after_refusal(&lease, seen.as_ref()) {
+                    Refused::StillOurs(lease, version) => {
+                        if let Err(error) = desk.give_back(*lease, version).await {
+                            tracing::debug!(%error, "a lease that nobody waits for stays");
+                            continue;
+                        }
+                        return;
+                    }
+                    // Somebody else's, and so ours is over; but what is not there may yet come.
+                    Refused::Lost if seen.is_some() => return,
+                    Refused::Lost => {}
+                }
+            }
+        });
     }
 }
 

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Desk;
 use crate::env::BootTime;
-use crate::store::{Put, Unknown};
+use crate::store::{Get, Kind, Put, Unknown, Watch};
 use crate::{ErrorKind, Result, Version, When};
 
 /// What we know of our lease.
@@ -51,6 +51,10 @@ struct Core {
     /// Held while a renewal or the release is under way: they must not cross.
     writing: tokio::sync::Mutex<()>,
     held: Mutex<Held>,
+    /// When it was acquired.
+    since: BootTime,
+    /// When its record was last known to be ours.
+    seen: Mutex<BootTime>,
     lost: CancellationToken,
     /// Set once it is released: nothing is written after that.
     released: AtomicBool,
@@ -73,6 +77,8 @@ impl Tenure {
         let core = Arc::new(Core {
             desk,
             writing: tokio::sync::Mutex::new(()),
+            since: held.sent,
+            seen: Mutex::new(held.sent),
             held: Mutex::new(held),
             lost: CancellationToken::new(),
             released: AtomicBool::new(false),
@@ -110,6 +116,17 @@ impl Tenure {
                 Err(self.core.desk.lost())
             }
         }
+    }
+
+    /// The same by the record itself, unless it was read or written a moment ago: somebody may have
+    /// taken the lease by force. One GET.
+    pub async fn confirm(&self) -> Result<()> {
+        let core = &self.core;
+        let age = core.desk.0.store.env().clock().boot().since(*core.seen());
+        if age >= FRESH {
+            core.look_after_change().await;
+        }
+        self.check()
     }
 
     /// For how long the lease can be trusted from now on, if it is not renewed: zero once it is
@@ -176,8 +193,9 @@ impl Tenure {
         if self.token() > floor {
             return Ok(());
         }
-        self.core.desk.0.store.backend().reserve(floor + 1).await?;
-        self.core.rewrite(|lease| lease.token = Some(floor + 1)).await
+        let token = floor.saturating_add(1);
+        self.core.desk.0.store.backend().reserve(token).await?;
+        self.core.rewrite(|lease| lease.token = Some(token)).await
     }
 }
 
@@ -198,12 +216,22 @@ impl Drop for Tenure {
 /// A timer stops while the machine sleeps, and the boot clock does not. So nobody sleeps for long.
 const SLICE: Duration = Duration::from_secs(1);
 
+/// For how long a look at the record is as good as a new one.
+const FRESH: Duration = Duration::from_millis(5);
+
+/// For how long a lease is held before its record is watched for requests, in a directory: most are
+/// released sooner, and watching costs each of them a wake-up.
+const YOUNG: Duration = Duration::from_millis(50);
+
 /// Renews what is held at a desk, until nothing has been for a while.
 async fn keep(desk: Weak<super::Shared>) {
     let mut idle_since = None;
     let mut not_before = BootTime::from_boot(Duration::ZERO);
+    // The record of this lease is watched.
+    let mut watch: Option<(Weak<Core>, Watch)> = None;
+    let mut changed = false;
     loop {
-        let (core, env, heartbeat) = {
+        let (core, env, heartbeat, told) = {
             let Some(desk) = desk.upgrade() else { return };
             let env = desk.store.env().clone();
             let mut keeper = desk.keeper.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,18 +247,43 @@ async fn keep(desk: Weak<super::Shared>) {
                 (None, Some(_)) => {}
             }
             drop(keeper);
-            (core, env, desk.terms.heartbeat)
+            (core, env, desk.terms.heartbeat, desk.store.kind() == Kind::Directory)
         };
         let now = env.clock().boot();
         let mut pause = heartbeat;
-        if let Some(core) = core {
-            let due = core.due_in();
-            if !core.is_trusted() || (due.is_zero() && now >= not_before) {
-                not_before = now.plus(core.beat().await);
+        match core {
+            Some(core) => {
+                let same = |weak: &Weak<Core>| std::ptr::eq(weak.as_ptr(), Arc::as_ptr(&core));
+                watch = watch.filter(|(of, _)| same(of));
+                if told && watch.is_none() && now.since(core.since) >= YOUNG {
+                    let desk = &core.desk.0;
+                    let made = desk.store.watch(desk.key.as_str());
+                    watch = Some((Arc::downgrade(&core), made.unwrap_or_else(|_| Watch::never())));
+                    // Whatever happened before.
+                    changed = true;
+                }
+                if std::mem::take(&mut changed) {
+                    core.look_after_change().await;
+                }
+                let due = core.due_in();
+                if !core.is_trusted() || (due.is_zero() && now >= not_before) {
+                    not_before = now.plus(core.beat().await);
+                }
+                pause = core.due_in().max(not_before.since(env.clock().boot()));
             }
-            pause = core.due_in().max(not_before.since(env.clock().boot()));
+            None => watch = None,
         }
-        env.clock().sleep(pause.min(SLICE).max(Duration::from_millis(1))).await;
+        if told && watch.is_none() {
+            pause = pause.min(YOUNG);
+        }
+        let sleep = env.clock().sleep(pause.min(SLICE).max(Duration::from_millis(1)));
+        match &mut watch {
+            Some((_, watch)) => tokio::select! {
+                () = sleep => {}
+                () = watch.changed() => changed = true,
+            },
+            None => sleep.await,
+        }
     }
 }
 
@@ -242,6 +295,10 @@ impl Core {
 
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seen(&self) -> MutexGuard<'_, BootTime> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_trusted(&self) -> bool {
@@ -308,6 +365,7 @@ impl Core {
             match self.desk.write(&renewed, When::Matches(version), nonce).await? {
                 Put::Stored(version) => {
                     *self.held() = Held { lease: renewed, version, sent };
+                    *self.seen() = sent;
                     break;
                 }
                 Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
@@ -338,6 +396,26 @@ impl Core {
                 self.lost.cancel();
                 Err(self.desk.lost())
             }
+        }
+    }
+
+    /// Somebody changed the record: to ask for the lease, or to take it. We ourselves, as often as
+    /// not, and then it is what we know.
+    async fn look_after_change(&self) {
+        let _writing = self.writing.lock().await;
+        if self.is_over() {
+            return;
+        }
+        let Held { lease, version, .. } = self.held().clone();
+        let store = &self.desk.0.store;
+        let now = store.env().clock().boot();
+        if let Ok(Get::Unchanged) = store.get_if_changed(&self.desk.0.key, &version).await {
+            *self.seen() = now;
+            return;
+        }
+        // What cannot be read now is found out by the next renewal.
+        if let Err(error) = self.read_again(&lease).await {
+            tracing::debug!(%error, "the record of a lease was changed");
         }
     }
 

@@ -45,15 +45,19 @@ impl Election {
         }))
     }
 
-    /// Completes when the leader is another than `known`, with the new one. Looks every `every`:
-    /// one GET each.
+    /// Completes when the leader is another than `known`, with the new one. Looks every `every`,
+    /// one GET each; in a directory also as soon as something changes.
     pub async fn changed(&self, known: Option<&str>, every: Duration) -> Result<Option<String>> {
+        let mut watch = self.store.watch(self.lock.key().as_str())?;
         loop {
             let leader = self.leader().await?;
             if leader.as_deref() != known {
                 return Ok(leader);
             }
-            self.store.env().clock().sleep(every).await;
+            tokio::select! {
+                () = self.store.env().clock().sleep(every) => {}
+                () = watch.changed() => {}
+            }
         }
     }
 }

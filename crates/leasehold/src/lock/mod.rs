@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 pub use election::{Election, Leadership};
 pub use semaphore::Semaphore;
 
-use crate::lease::{Asked, Attempt, Desk, HeldBy, Info, Tenure, Terms, Waiting};
+use crate::lease::{Asked, Attempt, Awaited, Desk, HeldBy, Info, Tenure, Terms, Waiting};
 use crate::settings::duration_text;
 use crate::store::Kind;
 use crate::{Error, ErrorKind, Result, Store};
@@ -146,8 +146,8 @@ impl Lock {
         Ok(Self { store: store.clone(), desk, settings })
     }
 
-    /// Waits for the lock as long as the settings say. `Unavailable` if somebody held it all the
-    /// time, and the error says who.
+    /// Waits for the lock as long as the settings say. An error with kind `Held` if somebody held it
+    /// all the time; it says who.
     pub async fn acquire(&self) -> Result<Guard> {
         self.acquire_timeout(self.settings.patience()).await
     }
@@ -219,7 +219,12 @@ impl Lock {
     }
 
     async fn wait(&self, patience: Option<Duration>) -> Result<Result<Guard, HeldBy>> {
-        let mut waiting = Waiting::new(&self.store, patience, self.settings.retry_delay);
+        let mut waiting = Waiting::new(
+            &self.store,
+            Awaited::One(self.desk.key().clone()),
+            patience,
+            self.settings.retry_delay,
+        );
         let mut attempt = self.desk.attempt().await?;
         loop {
             let held = match attempt {
@@ -241,7 +246,8 @@ pub fn key_of(name: &str) -> Result<Key> {
 
 fn timed_out(desk: &Desk, held: &HeldBy, patience: Duration) -> Error {
     let span = crate::settings::format_duration(patience);
-    Error::unavailable(format!("still held by {} after {span}", held.holder)).at(desk.key())
+    let message = format!("still held by {} after {span}", held.holder);
+    Error::new(ErrorKind::Held, message).at(desk.key())
 }
 
 /// A lock that is held. Dropping it releases it, as well as that can be done in the background.
@@ -262,6 +268,12 @@ impl Guard {
     /// Whether the lock can be trusted at this moment. To be asked before each guarded action.
     pub fn check(&self) -> Result<()> {
         self.0.check()
+    }
+
+    /// The same by the lock's record, unless that was read or written a moment ago: somebody may have
+    /// taken the lock by force. One GET.
+    pub async fn confirm(&self) -> Result<()> {
+        self.0.confirm().await
     }
 
     /// For how long the lock can be trusted from now on, if it is not renewed: zero once it is

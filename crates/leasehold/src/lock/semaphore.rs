@@ -5,13 +5,15 @@ use std::time::Duration;
 use leasehold_protocol::key::{Key, encode_segment};
 
 use super::{Guard, Lock, LockSettings};
-use crate::lease::{HeldBy, Waiting};
-use crate::{Error, Result, Store};
+use crate::lease::{Awaited, HeldBy, Waiting};
+use crate::{Error, ErrorKind, Result, Store};
 
 /// At most `slots` holders at a time. Every holder must name the same number.
 #[derive(Debug, Clone)]
 pub struct Semaphore {
     store: Store,
+    /// What the slots' keys begin with.
+    folder: String,
     slots: Vec<Lock>,
 }
 
@@ -28,12 +30,14 @@ impl Semaphore {
             return Err(Error::invalid("a semaphore has 1 to 1,000 slots"));
         }
         let holder = holder.into();
+        // Not among the locks, where one could have the name of a slot.
+        let folder = format!("semaphores/{}/", encode_segment(name));
         let slot = |number: u32| {
-            let key = Key::new(format!("locks/{}.{number}.lock", encode_segment(name)))?;
+            let key = Key::new(format!("{folder}{number}.lock"))?;
             Lock::at(store, key, holder.clone(), settings.clone())
         };
         let slots = (0..slots).map(slot).collect::<Result<_>>()?;
-        Ok(Self { store: store.clone(), slots })
+        Ok(Self { store: store.clone(), folder, slots })
     }
 
     /// A slot, or who holds the one that is likely to be free first.
@@ -61,19 +65,21 @@ impl Semaphore {
 
     /// Waits for a slot for at most this long.
     pub async fn acquire_timeout(&self, patience: Duration) -> Result<Guard> {
+        let awaited = Awaited::AnyOf(self.folder.clone());
         let base = self.slots[0].settings().retry_delay;
-        let mut waiting = Waiting::new(&self.store, Some(patience), base);
+        let mut waiting = Waiting::new(&self.store, awaited, Some(patience), base);
         loop {
             match self.try_acquire().await? {
                 Ok(guard) => return Ok(guard),
                 Err(held) => {
                     if !waiting.pause(&self.store, &held).await {
-                        return Err(Error::unavailable(format!(
+                        let message = format!(
                             "all {} slots are still held after {}, one of them by {}",
                             self.slots.len(),
                             crate::settings::format_duration(patience),
                             held.holder
-                        )));
+                        );
+                        return Err(Error::new(ErrorKind::Held, message));
                     }
                 }
             }

@@ -49,6 +49,16 @@ pub(super) enum Candidate {
     Orphan(Unit, Desk),
 }
 
+impl Candidate {
+    pub fn is_bundle(&self) -> bool {
+        let (Self::Free(unit)
+        | Self::Doubtful(unit)
+        | Self::Leased(unit, _)
+        | Self::Orphan(unit, _)) = self;
+        matches!(unit, Unit::Bundle(..))
+    }
+}
+
 /// What one worker knows of one queue.
 #[derive(Debug)]
 pub(super) struct Finder {

@@ -13,7 +13,7 @@ use super::claim::Tried;
 use super::find::{Candidate, Finder, Outlook};
 use super::{Queue, Task};
 use crate::env::BootTime;
-use crate::store::Kind;
+use crate::store::{Kind, Watch};
 use crate::{ErrorKind, Result};
 
 /// How a worker behaves.
@@ -68,6 +68,8 @@ const SWEEP: Duration = Duration::from_secs(600);
 /// The first pause where there is nothing to do.
 const FIRST: Duration = Duration::from_millis(500);
 const FIRST_IN_DIRECTORY: Duration = Duration::from_millis(10);
+/// How long to wait before looking at what changed.
+const AFTER_CHANGE: Duration = Duration::from_millis(1);
 
 impl Worker {
     /// A worker of these queues.
@@ -107,6 +109,8 @@ impl Worker {
     /// and was asked to end then.
     pub async fn next(&self) -> Result<Option<Task>> {
         let mut idle = 0;
+        // In a directory somebody tells when there is something new.
+        let mut watches = Vec::new();
         loop {
             let mut outlook = Outlook::default();
             for source in &self.queues {
@@ -132,23 +136,45 @@ impl Worker {
                 return Ok(None);
             }
             let Some(first) = self.queues.first() else { return Ok(None) };
-            let pause = self.pause(&first.queue, idle, outlook);
             idle += 1;
+            if idle == 1 && first.queue.store().kind() == Kind::Directory {
+                // First the watch, then another look: nothing is missed in between.
+                watches = self.watches()?;
+                continue;
+            }
+            let live = !watches.is_empty() && watches.iter().all(Watch::is_live);
+            let pause = self.pause(&first.queue, idle, outlook, live);
+            let clock = first.queue.store().env().clone();
             tokio::select! {
-                () = first.queue.store().env().clock().sleep(pause) => {}
+                () = clock.clock().sleep(pause) => {}
                 () = self.drain.cancelled() => return Ok(None),
+                // Not at once: what is new may come in company.
+                () = any_change(&mut watches) => clock.clock().sleep(AFTER_CHANGE).await,
             }
         }
     }
 
+    fn watches(&self) -> Result<Vec<Watch>> {
+        let mut watches = Vec::new();
+        for Source { queue, .. } in &self.queues {
+            let keys = queue.keys();
+            for shard in 0..keys.shards() {
+                watches.push(queue.store().watch(&keys.pending(shard))?);
+            }
+            watches.push(queue.store().watch(&keys.bundles())?);
+        }
+        Ok(watches)
+    }
+
     /// How long to wait where there is nothing to do: longer each time, but not past what is due.
-    fn pause(&self, queue: &Queue, idle: u32, outlook: Outlook) -> Duration {
+    fn pause(&self, queue: &Queue, idle: u32, outlook: Outlook, live: bool) -> Duration {
         let local = queue.store().kind() == Kind::Directory;
         let first = if local { FIRST_IN_DIRECTORY } else { FIRST };
-        let cap = match local {
+        let cap = match (local, live) {
             // Looking costs nothing but a little time of this machine.
-            true => self.settings.poll.min(Duration::from_millis(200)),
-            false => self.settings.poll,
+            (true, false) => self.settings.poll.min(Duration::from_millis(200)),
+            (true, true) => self.settings.poll.min(Duration::from_secs(1)),
+            (false, _) => self.settings.poll,
         };
         let random = queue.store().env().random();
         let longest = first.saturating_mul(2u32.saturating_pow(idle)).min(cap);
@@ -187,10 +213,20 @@ impl Worker {
                     }
                 }
             };
-            // Claims of several callers go on at the same time.
-            drop(finder);
+            // Claims of several callers go on at the same time, but nobody needs two bundles.
+            let keep = match candidate.is_bundle() {
+                true => Some(finder),
+                false => {
+                    drop(finder);
+                    None
+                }
+            };
             let (unit, tried) = self.try_candidate(queue, candidate).await?;
-            source.finder.lock().await.tried(&unit, &tried);
+            let mut finder = match keep {
+                Some(finder) => finder,
+                None => source.finder.lock().await,
+            };
+            finder.tried(&unit, &tried);
             match tried {
                 Tried::Task(held) => return Ok(Ok(Task::single(held))),
                 Tried::Bundle(run) => {
@@ -253,6 +289,15 @@ impl Worker {
             tracing::debug!(%error, "sweeping failed");
         }
     }
+}
+
+/// Completes when one of them tells of a change; never if there is none.
+async fn any_change(watches: &mut [Watch]) {
+    if watches.is_empty() {
+        return std::future::pending().await;
+    }
+    let changes = watches.iter_mut().map(|watch| Box::pin(watch.changed()));
+    futures::future::select_all(changes).await;
 }
 
 /// A claim that was lost at once, by a pause of this process, is somebody else's.

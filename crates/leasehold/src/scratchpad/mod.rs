@@ -31,6 +31,7 @@ mod format;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -46,7 +47,7 @@ pub use format::Format;
 
 use crate::lease::Info;
 use crate::lock::{Guard, Lock, LockSettings};
-use crate::store::{Durability, List, Put, Store, Unknown, Write};
+use crate::store::{Durability, Kind, List, Put, Store, Unknown, Write};
 use crate::{Error, ErrorKind, Result, Version, When};
 
 /// Files that many share.
@@ -56,6 +57,8 @@ pub struct Scratchpad {
     holder: String,
     settings: LockSettings,
     durability: Durability,
+    /// The locks of files that were locked lately: they remember whether others wait.
+    locks: std::sync::Mutex<HashMap<Key, Lock>>,
     /// Locks taken by [`Scratchpad::acquire_lock`], by path and holder.
     held: Mutex<HashMap<(Key, String), Guard>>,
 }
@@ -76,6 +79,7 @@ impl Scratchpad {
             store: store.clone(),
             holder: holder.into(),
             durability: Durability::Ordered,
+            locks: std::sync::Mutex::default(),
             held: Mutex::default(),
         })
     }
@@ -84,6 +88,7 @@ impl Scratchpad {
     #[must_use]
     pub fn with_settings(mut self, settings: LockSettings) -> Self {
         self.settings = settings;
+        self.locks = std::sync::Mutex::default();
         self
     }
 
@@ -191,19 +196,50 @@ impl Scratchpad {
     /// The file, locked.
     pub async fn lock(&self, path: &str) -> Result<Locked<'_>> {
         let key = key(path)?;
-        let guard = self.lock_of(&key, &self.holder)?.acquire().await?;
-        let version = self.store.head(&key).await?.map(|meta| meta.version);
-        Ok(Locked { pad: self, key, guard, version })
+        let guard = self.own_lock_of(&key)?.acquire().await?;
+        match self.store.head(&key).await {
+            Ok(meta) => {
+                Ok(Locked { pad: self, key, guard, version: meta.map(|meta| meta.version) })
+            }
+            Err(error) => {
+                // Nobody should have to wait for the ttl because we could not look.
+                let _ = guard.release().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// The file, locked, and its bytes: one request less than locking it and then reading it.
+    pub async fn lock_and_read(&self, path: &str) -> Result<(Locked<'_>, Option<Bytes>)> {
+        let key = key(path)?;
+        let guard = self.own_lock_of(&key)?.acquire().await?;
+        let mut locked = Locked { pad: self, key, guard, version: None };
+        match locked.read_bytes().await {
+            Ok(bytes) => Ok((locked, bytes)),
+            Err(error) => {
+                // Nobody should have to wait for the ttl because we could not read.
+                let _ = locked.release().await;
+                Err(error)
+            }
+        }
     }
 
     /// One safe read-modify-write. `change` gets the value, or `None` if there is no file, and may
     /// be called again when somebody who does not mind the lock wrote in between.
-    pub async fn update<T, C>(&self, path: &str, mut change: C) -> Result<T>
+    pub async fn update<T, C>(&self, path: &str, change: C) -> Result<T>
     where
         T: Serialize + DeserializeOwned,
         C: FnMut(Option<T>) -> Result<T>,
     {
-        let format = Format::of(path);
+        self.update_as(path, Format::of(path), change).await
+    }
+
+    /// The same, with a format that the name does not tell.
+    pub async fn update_as<T, C>(&self, path: &str, format: Format, mut change: C) -> Result<T>
+    where
+        T: Serialize + DeserializeOwned,
+        C: FnMut(Option<T>) -> Result<T>,
+    {
         let file = key(path)?;
         self.update_bytes(path, |bytes| {
             let before = match bytes {
@@ -222,15 +258,20 @@ impl Scratchpad {
         path: &str,
         mut change: impl FnMut(Option<Bytes>) -> Result<(Bytes, T)>,
     ) -> Result<T> {
-        let mut locked = self.lock(path).await?;
+        let (mut locked, mut before) = self.lock_and_read(path).await?;
         let outcome = loop {
             let attempt = async {
-                let (bytes, value) = change(locked.read_bytes().await?)?;
+                let (bytes, value) = change(before.take())?;
                 locked.write_bytes(bytes).await.map(|()| value)
             };
             match attempt.await {
                 // Somebody without the lock was faster: once more, on what is there now.
-                Err(error) if error.kind() == ErrorKind::Lost && locked.check().is_ok() => {}
+                Err(error) if error.kind() == ErrorKind::Lost && locked.check().is_ok() => {
+                    match locked.read_bytes().await {
+                        Ok(bytes) => before = bytes,
+                        Err(error) => break Err(error),
+                    }
+                }
                 outcome => break outcome,
             }
         };
@@ -252,7 +293,7 @@ impl Scratchpad {
                 self.held.lock().await.insert((key, holder.to_owned()), guard);
                 Ok(true)
             }
-            Err(error) if error.kind() == ErrorKind::Unavailable => Ok(false),
+            Err(error) if error.kind() == ErrorKind::Held => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -267,8 +308,16 @@ impl Scratchpad {
         }
         match self.lock_info(path).await? {
             Some(Info { judgement: Judgement::Held { .. }, lease: Ok(lease) }) => {
-                Err(Error::invalid(format!("is locked by {}, not by {holder}", lease.holder))
-                    .at(&key))
+                let by = match (&lease.place, lease.holder == holder) {
+                    (_, false) => format!("{}, not by {holder}", lease.holder),
+                    (Some(place), true) => format!(
+                        "{holder}, but not through this scratchpad: by process {} on {}, which \
+                         alone can release it",
+                        place.process.pid, place.host
+                    ),
+                    (None, true) => format!("{holder}, but not through this scratchpad"),
+                };
+                Err(Error::invalid(format!("is locked by {by}")).at(&key))
             }
             _ => Ok(()),
         }
@@ -328,6 +377,22 @@ impl Scratchpad {
         failed.map_or(Ok(()), Err)
     }
 
+    /// The lock of a file, under our own name.
+    fn own_lock_of(&self, key: &Key) -> Result<Lock> {
+        /// How many are remembered.
+        const LATELY: usize = 256;
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = locks.get(key) {
+            return Ok(lock.clone());
+        }
+        if locks.len() >= LATELY {
+            locks.clear();
+        }
+        let lock = self.lock_of(key, &self.holder)?;
+        locks.insert(key.clone(), lock.clone());
+        Ok(lock)
+    }
+
     fn lock_of(&self, key: &Key, holder: &str) -> Result<Lock> {
         Lock::beside(&self.store, key, holder, self.settings.clone())
     }
@@ -356,8 +421,13 @@ pub struct Locked<'a> {
 impl Locked<'_> {
     /// The value, or `None` if there is no file.
     pub async fn read<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+        self.read_as(Format::of(self.key.as_str())).await
+    }
+
+    /// The same, with a format that the name does not tell.
+    pub async fn read_as<T: DeserializeOwned>(&mut self, format: Format) -> Result<Option<T>> {
         match self.read_bytes().await? {
-            Some(bytes) => Ok(Some(Format::of(self.key.as_str()).parse(&bytes, &self.key)?)),
+            Some(bytes) => Ok(Some(format.parse(&bytes, &self.key)?)),
             None => Ok(None),
         }
     }
@@ -372,18 +442,31 @@ impl Locked<'_> {
     /// Writes a value if the file is as it was when we saw it last. `Lost` if it is not, or if the
     /// lock was lost.
     pub async fn write<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<()> {
-        let bytes = Format::of(self.key.as_str()).write(value, &self.key)?;
+        self.write_as(value, Format::of(self.key.as_str())).await
+    }
+
+    /// The same, with a format that the name does not tell.
+    pub async fn write_as<T: Serialize + ?Sized>(
+        &mut self,
+        value: &T,
+        format: Format,
+    ) -> Result<()> {
+        let bytes = format.write(value, &self.key)?;
         self.write_bytes(bytes).await
     }
 
     /// The same with bytes.
     pub async fn write_bytes(&mut self, bytes: impl Into<Bytes>) -> Result<()> {
-        self.guard.check()?;
+        // In a directory the token is checked too, which costs no request.
+        match self.pad.store.kind() {
+            Kind::Directory => self.guard.confirm().await?,
+            _ => self.guard.check()?,
+        }
         let bytes = bytes.into();
         let when = self.version.clone().map_or(When::Absent, When::Matches);
-        // The bytes are the user's and carry no nonce. Equal ones count as ours: whoever wrote
-        // them, what was to be there is there.
-        let write = Write::when(when, Proof::Bytes).durability(self.pad.durability);
+        // The bytes are the user's and carry no nonce, and equal ones may be somebody else's: were
+        // they taken for ours, two increments would count as one.
+        let write = Write::when(when, Proof::None).durability(self.pad.durability);
         match self.pad.store.put(&self.key, bytes, write).await? {
             Put::Stored(version) => {
                 self.version = Some(version);
@@ -394,9 +477,11 @@ impl Locked<'_> {
                 "was changed by somebody else since it was read; nothing was written",
             )
             .at(&self.key)),
-            Put::Unknown(Unknown::Overtaken(error)) => {
-                Err(Error::new(ErrorKind::Unavailable, error.to_string()).at(&self.key))
-            }
+            Put::Unknown(Unknown::Overtaken(error)) => Err(Error::unavailable(
+                "no answer, and the file is not as it was: it may have been written or not; read it",
+            )
+            .caused_by(error)
+            .at(&self.key)),
             Put::Unknown(unknown) => Err(unknown.into_error()),
         }
     }
@@ -409,6 +494,11 @@ impl Locked<'_> {
     /// For how long the lock can be trusted from now on, if it is not renewed.
     pub fn trusted_for(&self) -> Duration {
         self.guard.trusted_for()
+    }
+
+    /// Cancelled when the lock is lost: stop then.
+    pub fn lost(&self) -> tokio_util::sync::CancellationToken {
+        self.guard.lost()
     }
 
     /// Whether the lock can be trusted at this moment.

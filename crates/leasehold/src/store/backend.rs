@@ -11,6 +11,7 @@ use leasehold_protocol::time::StoreTime;
 
 use super::meter::Meter;
 use super::types::{Delete, Durability, Get, List, Meta, Page, Put};
+use super::watch::Watch;
 use crate::Result;
 use crate::env::BootTime;
 
@@ -113,6 +114,20 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// that makes a difference: for the doctor's races.
     fn sibling(&self) -> Option<Arc<dyn Backend>> {
         None
+    }
+
+    /// Whether the object is most likely there, where that can be told for next to nothing; `false`
+    /// elsewhere. For those who wait until it goes, and want to know whether it is worth looking:
+    /// it proves nothing, and is not counted as a request.
+    fn seems_there(&self, key: &Key) -> bool {
+        let _ = key;
+        false
+    }
+
+    /// Wakes whoever waits for keys with this prefix to change, where the store can tell.
+    fn watch(&self, prefix: &str) -> Watch {
+        let _ = prefix;
+        Watch::never()
     }
 
     /// Makes what others wrote at these keys durable: done before something is deleted on the

@@ -26,6 +26,7 @@ mod root;
 mod settle;
 mod types;
 mod url;
+mod watch;
 
 use std::sync::Arc;
 
@@ -40,6 +41,7 @@ pub use types::{
     Delete, Detail, Durability, Entry, Get, List, Meta, Object, PAGE, Page, Put, Unknown, Write,
 };
 pub use url::{Connect, StoreUrl};
+pub use watch::Watch;
 
 use crate::env::Env;
 use crate::{Error, ErrorKind, Result, StoreSettings};
@@ -172,6 +174,17 @@ impl Store {
             list.page = list.page.min(limit.max(1));
         }
         Listing { store: self.clone(), lister: self.0.backend.list(list), left: limit }
+    }
+
+    /// Wakes whoever waits for a key, or for keys with this prefix, to change: in a directory, where
+    /// the system can tell. No request, and on a bucket no effect.
+    ///
+    /// A prefix that ends with `/` is a folder: told is what changes in it, and what appears in
+    /// folders that are made in it from now on. What changes deeper in folders that are there
+    /// already is not: watch those.
+    pub fn watch(&self, prefix: &str) -> Result<Watch> {
+        leasehold_protocol::key::check_prefix(prefix)?;
+        Ok(self.0.backend.watch(prefix))
     }
 
     /// Makes what others wrote at these keys durable. No request on a bucket, which always is.

@@ -1,6 +1,6 @@
 //! The queue, on a directory, in memory and on real S3 servers.
 
-#![allow(clippy::unwrap_used, missing_docs)] // in a test, a failure is a panic
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)] // in a test, a failure is a panic
 
 mod basics;
 mod bundles;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::queue::{Acked, Queue, Task, Worker, WorkerSettings};
 use leasehold::store::meter::Prices;
@@ -19,12 +18,15 @@ use tokio_util::sync::CancellationToken;
 use super::invalid;
 use crate::args::Args;
 use crate::args::queue::Work;
-use crate::child::Running;
+use crate::child::{Pipes, Running};
 use crate::exit::{Ending, Exit};
 use crate::render;
 
 /// The longest result that is kept: beyond it, a command should store its output elsewhere.
 const RESULT: usize = 1 << 20;
+
+/// How much of what a command says on standard error goes into its task's history.
+const SAID: usize = 1000;
 
 /// What has happened so far.
 #[derive(Debug, Default)]
@@ -204,8 +206,8 @@ fn is_lost(error: &anyhow::Error) -> bool {
 
 /// How a command ended.
 enum Ended {
-    /// By itself, with this code and output.
-    By(u8, Vec<u8>),
+    /// By itself, with this code and output, and this as the last it said on standard error.
+    By { code: u8, output: Vec<u8>, said: String },
     /// It took too long.
     TimedOut(Duration),
     /// We have to end.
@@ -230,7 +232,7 @@ async fn run_task(
         }
     };
     match ended {
-        Ended::By(0, output) => {
+        Ended::By { code: 0, output, .. } => {
             let text = String::from_utf8_lossy(&output);
             let acked = match text.trim_end_matches('\n') {
                 "" => task.ack().await?,
@@ -244,13 +246,13 @@ async fn run_task(
                 Acked::Again => &tally.again,
             });
         }
-        Ended::By(code, _) if code == work.fail_code => {
+        Ended::By { code, said, .. } if code == work.fail_code => {
             Tally::add(&tally.failed);
-            task.fail(&format!("the command ended with code {code}")).await?;
+            task.fail(&format!("exit code {code}{said}")).await?;
         }
-        Ended::By(code, _) => {
+        Ended::By { code, said, .. } => {
             Tally::add(&tally.retried);
-            task.nack(&format!("the command ended with code {code}"), None).await?;
+            task.nack(&format!("exit code {code}{said}"), None).await?;
         }
         Ended::TimedOut(limit) => {
             Tally::add(&tally.retried);
@@ -277,8 +279,8 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
         ("LEASEHOLD_ATTEMPT", task.attempt().to_string()),
         ("LEASEHOLD_TOKEN", task.token().to_string()),
     ];
-    let mut running = Running::start(&command, variables, true)?;
-    let (mut stdin, mut stdout) = running.pipes().context("the command has no pipes")?;
+    let (mut running, pipes) = Running::start_piped(&command, variables)?;
+    let Pipes { mut stdin, mut stdout, stderr } = pipes;
     task.set_child(running.pid().and_then(host::process)).await?;
     running.trust(task.trusted_for());
     let feed = async {
@@ -289,12 +291,15 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
     };
     let talk = async {
         let mut output = Vec::new();
-        let mut limited = (&mut stdout).take(RESULT as u64);
-        let ((), read) = tokio::join!(feed, limited.read_to_end(&mut output));
+        let read = async {
+            let mut limited = (&mut stdout).take(RESULT as u64);
+            limited.read_to_end(&mut output).await?;
+            // What is beyond is read, or the command would wait for ever, and dropped.
+            tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await
+        };
+        let ((), read, said) = tokio::join!(feed, read, pass_on(stderr));
         read?;
-        // What is beyond is read, or the command would wait for ever, and dropped.
-        tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await?;
-        anyhow::Ok(output)
+        anyhow::Ok((output, said))
     };
     tokio::pin!(talk);
     let lost = task.lost();
@@ -309,13 +314,13 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
     let mut tick = tokio::time::interval(Duration::from_millis(500));
     let ended = loop {
         tokio::select! {
-            output = &mut talk => {
-                let output = output?;
+            talked = &mut talk => {
+                let (output, said) = talked?;
                 let code = running.wait().await?;
                 // Its sitter may have stopped it because the claim could not be trusted any more.
                 return Ok(match task.check() {
-                    Ok(()) => Ended::By(code, output),
-                    Err(_) if code == 0 => Ended::By(code, output),
+                    Ok(()) => Ended::By { code, output, said },
+                    Err(_) if code == 0 => Ended::By { code, output, said },
                     Err(_) => Ended::Lost,
                 });
             }
@@ -331,6 +336,26 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
         running.kill().await?;
     }
     Ok(ended)
+}
+
+/// Passes on what the command says on standard error, and returns the end of it.
+async fn pass_on(mut stderr: tokio::process::ChildStderr) -> String {
+    let mut tail: Vec<u8> = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(read) = stderr.read(&mut buffer).await {
+        if read == 0 {
+            break;
+        }
+        // If ours is gone, the command need not know.
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), &buffer[..read]);
+        tail.extend(&buffer[..read]);
+        let surplus = tail.len().saturating_sub(SAID);
+        tail.drain(..surplus);
+    }
+    match String::from_utf8_lossy(&tail).trim() {
+        "" => String::new(),
+        text => format!(": {text}"),
+    }
 }
 
 /// Puts the task in the place of `{}` and the like.

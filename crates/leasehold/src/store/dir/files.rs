@@ -1,6 +1,7 @@
 //! Objects as files: what is done with them, once it is decided.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
@@ -103,7 +104,7 @@ pub(super) fn remove(work: &Work, key: &Key, version: Option<&Version>) -> Resul
         return Ok(Delete::Refused);
     }
     let path = path_of(key.as_str());
-    let unlinked = beneath(&work.root, &path)
+    let unlinked = beneath(work, &path)
         .and_then(|(folder, name)| rustix::fs::unlinkat(folder.as_fd(), name, AtFlags::empty()));
     match unlinked {
         Ok(()) => Ok(Delete::Deleted),
@@ -114,7 +115,7 @@ pub(super) fn remove(work: &Work, key: &Key, version: Option<&Version>) -> Resul
 }
 
 pub(super) fn rename_new(work: &Work, temp: &str, path: &str) -> Result<(), Errno> {
-    let (folder, name) = beneath(&work.root, path)?;
+    let (folder, name) = beneath(work, path)?;
     let flags = RenameFlags::NOREPLACE;
     match rustix::fs::renameat_with(&work.temps, temp, folder.as_fd(), name, flags) {
         // Some file systems cannot; a hard link never replaces either.
@@ -130,18 +131,126 @@ pub(super) fn rename_new(work: &Work, temp: &str, path: &str) -> Result<(), Errn
 
 /// The folder that an object stands in and its name there. Symbolic links are not followed: one in
 /// the way could lead out of the store.
-pub(super) fn beneath<'a>(
-    root: &'a OwnedFd,
-    path: &'a str,
-) -> Result<(Folder<'a>, &'a str), Errno> {
-    let Some((folder, name)) = path.rsplit_once('/') else { return Ok((Folder::Root(root), path)) };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok((Folder::Below(open_beneath(root, folder, flags)?), name))
+pub(super) fn beneath<'a>(work: &'a Work, path: &'a str) -> Result<(Folder<'a>, &'a str), Errno> {
+    let Some((folder, name)) = path.rsplit_once('/') else {
+        return Ok((Folder::Root(&work.root), path));
+    };
+    Ok((Folder::Below(work.folders.open(&work.root, folder)?), name))
 }
 
 pub(super) enum Folder<'a> {
     Root(&'a OwnedFd),
-    Below(OwnedFd),
+    Below(Arc<OwnedFd>),
+}
+
+/// Folders right below the root that are kept open: opening one takes three times as long as looking
+/// whether it is still the same.
+///
+/// Only those: a look follows links above the last name, and further down one of them might have
+/// been put there since.
+#[derive(Debug, Default)]
+pub(super) struct Folders(Mutex<Vec<Kept>>);
+
+#[derive(Debug)]
+struct Kept {
+    name: String,
+    folder: Arc<OwnedFd>,
+    /// Not used again while it is open.
+    identity: Identity,
+}
+
+/// How many: locks, elections and the like.
+const KEPT: usize = 8;
+
+impl Folders {
+    fn open(&self, root: &OwnedFd, name: &str) -> Result<Arc<OwnedFd>, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        if name.contains('/') {
+            return Ok(Arc::new(open_beneath(root, name, flags)?));
+        }
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = kept.iter().position(|kept| kept.name == name) {
+            if identity_by_name(root, name)? == kept[at].identity {
+                return Ok(kept[at].folder.clone());
+            }
+            kept.remove(at);
+        }
+        let folder = Arc::new(open_beneath(root, name, flags)?);
+        let identity = identity(&folder)?;
+        if kept.len() >= KEPT {
+            kept.remove(0);
+        }
+        kept.push(Kept { name: name.to_owned(), folder: folder.clone(), identity });
+        Ok(folder)
+    }
+}
+
+/// What tells a file from every other that is there at the same time.
+pub(super) type Identity = (u64, u64);
+
+/// That of an open file.
+pub(super) fn identity(file: &OwnedFd) -> Result<Identity, Errno> {
+    let stat = rustix::fs::fstat(file)?;
+    #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
+    Ok((stat.st_dev as u64, stat.st_ino as u64))
+}
+
+/// That of whatever has this name; links are not followed.
+///
+/// Times are not asked for: newer kernels remember who has seen a file's times, and the next write
+/// to it has to note a finer one then, which takes longer than all the rest.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) fn identity_by_name(root: &OwnedFd, path: &str) -> Result<Identity, Errno> {
+    use rustix::fs::{StatxFlags, makedev, statx};
+    match statx(root, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::INO) {
+        Ok(stat) => Ok((makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino)),
+        // Kernels before 4.11, and sandboxes that do not know the call.
+        Err(Errno::NOSYS | Errno::PERM) => {
+            let stat = rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW)?;
+            #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
+            Ok((stat.st_dev as u64, stat.st_ino as u64))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The same where nobody minds.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(super) fn identity_by_name(root: &OwnedFd, path: &str) -> Result<Identity, Errno> {
+    let stat = rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW)?;
+    #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
+    Ok((stat.st_dev as u64, stat.st_ino as u64))
+}
+
+/// Opens something so that reading it does not note a time in it: the first read after each write
+/// would. Whose file it is not may not ask for that, and whoever was refused once asks no more.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) fn open_unnoted(
+    flags: OFlags,
+    open: impl Fn(OFlags) -> Result<OwnedFd, Errno>,
+) -> Result<OwnedFd, Errno> {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    static REFUSED: AtomicBool = AtomicBool::new(false);
+    if REFUSED.load(Relaxed) {
+        return open(flags);
+    }
+    match open(flags | OFlags::NOATIME) {
+        Err(Errno::PERM) => {
+            let opened = open(flags)?;
+            REFUSED.store(true, Relaxed);
+            Ok(opened)
+        }
+        opened => opened,
+    }
+}
+
+/// The same where there is no such thing.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(super) fn open_unnoted(
+    flags: OFlags,
+    open: impl Fn(OFlags) -> Result<OwnedFd, Errno>,
+) -> Result<OwnedFd, Errno> {
+    open(flags)
 }
 
 impl AsFd for Folder<'_> {
@@ -182,7 +291,7 @@ pub(super) fn rename_over(
     path: &str,
     durability: Durability,
 ) -> Result<(), Errno> {
-    let (folder, name) = beneath(&work.root, path)?;
+    let (folder, name) = beneath(work, path)?;
     // ext4 starts writing a file's data when it is renamed over another, so that a power loss
     // shows the old or the new content. That costs four times the rename. An exchange does not.
     if durability == Durability::Volatile {
@@ -238,7 +347,7 @@ pub(super) fn make_folder(root: &OwnedFd, path: &str) -> Result<(), Errno> {
 pub(super) fn open(root: &OwnedFd, key: &Key) -> Result<Option<(OwnedFd, Stat)>> {
     let path = path_of(key.as_str());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = match open_beneath(root, &path, flags) {
+    let file = match open_unnoted(flags, |flags| open_beneath(root, &path, flags)) {
         Ok(file) => file,
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
         Err(error) => return Err(io_error("open", error).at(key)),

@@ -18,6 +18,8 @@ mod list;
 mod names;
 mod netfs;
 mod stripe;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) mod watch;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,13 +31,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use self::fence::Fence;
 use self::files::{
-    create, file_meta, hash, io_error, make_folder, mtime, open, open_beneath, read_all, remove,
-    replace, version_of, write_error,
+    Folders, create, file_meta, hash, io_error, make_folder, mtime, open, open_beneath, read_all,
+    remove, replace, version_of, write_error,
 };
 use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
@@ -43,6 +45,8 @@ use self::stripe::{Stripe, Stripes};
 use super::backend::{Backend, Kind, Lister, Reading};
 use super::meter::{Class, Meter};
 use super::types::{Delete, Durability, Get, List, Meta, Object, Put, Unknown};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use super::watch::Watch;
 use crate::env::Env;
 use crate::{Error, ErrorKind, Result, host};
 
@@ -72,6 +76,7 @@ struct Work {
     private: OwnedFd,
     temps: OwnedFd,
     stripes: Stripes,
+    folders: Folders,
     flusher: Flusher,
     fence: Fence,
     /// How many objects this process has created per folder: see [`Work::tidy`].
@@ -352,6 +357,21 @@ impl Backend for Dir {
         Some(Arc::new(sibling.ok()?))
     }
 
+    fn seems_there(&self, key: &Key) -> bool {
+        let Ok(Some(root)) = self.0.root() else { return false };
+        rustix::fs::accessat(root, &*path_of(key.as_str()), Access::EXISTS, AtFlags::empty())
+            .is_ok()
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn watch(&self, prefix: &str) -> Watch {
+        match self.0.root() {
+            Ok(Some(root)) => Watch::by(watch::Watcher::new(root, &path_of(prefix))),
+            // Nobody has written anything yet, and there is nothing to watch.
+            _ => Watch::never(),
+        }
+    }
+
     async fn persist(&self, keys: &[Key]) -> Result<()> {
         let Some(root) = self.0.root()? else { return Ok(()) };
         let work = self.0.work()?;
@@ -419,6 +439,7 @@ impl Shared {
                 private,
                 temps: folder(&format!("{PRIVATE}/tmp"))?,
                 stripes: Stripes::new(),
+                folders: Folders::default(),
                 flusher: Flusher::new(root.clone(), self.env.clone()),
                 fence: Fence::default(),
                 created: Mutex::default(),

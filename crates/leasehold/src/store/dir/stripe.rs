@@ -8,9 +8,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
+use leasehold_protocol::format::lease::MAX_TOKEN;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::files::{Identity, identity, identity_by_name, open_unnoted};
 use crate::env::Env;
 use crate::{Error, Result};
 
@@ -31,7 +33,7 @@ pub struct Stripes {
 #[derive(Debug)]
 struct Open {
     file: OwnedFd,
-    identity: (u64, u64),
+    identity: Identity,
     /// A fork shares the open file, and flock does not tell the two processes apart.
     process: u32,
 }
@@ -56,7 +58,8 @@ impl Stripe<'_> {
 fn read_token(file: &OwnedFd) -> Result<u64, Errno> {
     let mut bytes = [0; 8];
     match rustix::io::pread(file, &mut bytes, 0)? {
-        8 => Ok(u64::from_le_bytes(bytes)),
+        // What a power loss left there instead would be above all that can be given out.
+        8 => Ok(Some(u64::from_le_bytes(bytes)).filter(|token| *token <= MAX_TOKEN).unwrap_or(0)),
         _ => Ok(0),
     }
 }
@@ -159,10 +162,11 @@ impl Stripes {
             match rustix::fs::flock(&open.file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
                     // Somebody removed or moved the file, and others lock a new one: so must we.
-                    if identity_by_name(root, index)? == Some(open.identity) {
-                        return Ok(Some(Stripe { file }));
+                    match identity_by_name(root, &path_of(index)) {
+                        Ok(there) if there == open.identity => return Ok(Some(Stripe { file })),
+                        Ok(_) | Err(Errno::NOENT) => *file = None,
+                        Err(error) => return Err(failed(index, error)),
                     }
-                    *file = None;
                 }
                 Err(Errno::WOULDBLOCK) => return Ok(None),
                 Err(Errno::INTR) => {}
@@ -175,24 +179,13 @@ impl Stripes {
 fn open_stripe(root: &OwnedFd, index: usize) -> Result<Open> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let open = || -> Result<Open, Errno> {
-        let file = rustix::fs::openat(root, path_of(index), flags, Mode::from_raw_mode(0o666))?;
-        let identity = identity(&rustix::fs::fstat(&file)?);
+        let file = open_unnoted(flags, |flags| {
+            rustix::fs::openat(root, path_of(index), flags, Mode::from_raw_mode(0o666))
+        })?;
+        let identity = identity(&file)?;
         Ok(Open { file, identity, process: std::process::id() })
     };
     open().map_err(|error| failed(index, error))
-}
-
-#[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
-fn identity(stat: &rustix::fs::Stat) -> (u64, u64) {
-    (stat.st_dev as u64, stat.st_ino as u64)
-}
-
-fn identity_by_name(root: &OwnedFd, index: usize) -> Result<Option<(u64, u64)>> {
-    match rustix::fs::statat(root, path_of(index), rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => Ok(Some(identity(&stat))),
-        Err(Errno::NOENT) => Ok(None),
-        Err(error) => Err(failed(index, error)),
-    }
 }
 
 fn failed(index: usize, error: Errno) -> Error {

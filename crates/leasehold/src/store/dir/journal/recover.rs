@@ -6,7 +6,7 @@
 //! stays.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use leasehold_protocol::key::Key;
@@ -195,8 +195,10 @@ fn write(root: &OwnedFd, path: &str, body: &[u8]) -> Result<(), Errno> {
     }
     super::write_all(&file, body, 0)?;
     rustix::fs::fsync(&file)?;
-    let (folder, name) = files::beneath(root, path)?;
-    rustix::fs::renameat(root, &temp, folder.as_fd(), name)
+    let (folder, name) = path.rsplit_once('/').unwrap_or((".", path));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = files::open_beneath(root, folder, flags)?;
+    rustix::fs::renameat(root, &temp, &folder, name)
 }
 
 fn lock(root: &OwnedFd) -> Result<OwnedFd> {
