@@ -86,7 +86,7 @@ pub struct StoreArgs {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Watch worker processes race for objects in a temporary store
+    /// Watch processes race for objects, and share a queue, in a temporary directory
     Demo(Demo),
     /// Find out whether a store is safe to use
     Doctor {
@@ -133,6 +133,9 @@ pub enum Command {
     /// A racing process of `demo`
     #[command(hide = true)]
     DemoWorker(DemoWorker),
+    /// A worker of `demo`'s queue
+    #[command(hide = true)]
+    DemoQueue(DemoQueue),
 }
 
 #[derive(Debug, ClapArgs)]
@@ -152,6 +155,12 @@ pub struct DemoWorker {
     pub id: u32,
     pub objects: u32,
     pub swaps: u32,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct DemoQueue {
+    pub dir: PathBuf,
+    pub id: u32,
 }
 
 /// Which lock.

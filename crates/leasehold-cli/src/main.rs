@@ -46,7 +46,10 @@ fn run(args: &Args) -> anyhow::Result<Ending> {
         Command::Man => commands::meta::man().map(Ending::from),
         Command::Demo(demo) => commands::demo::run(args, demo).map(Ending::from),
         Command::DemoWorker(worker) => {
-            runtime(1)?.block_on(commands::demo::worker(worker)).map(Ending::from)
+            runtime(1)?.block_on(commands::demo::race::worker(worker)).map(Ending::from)
+        }
+        Command::DemoQueue(worker) => {
+            runtime(1)?.block_on(commands::demo::queue::worker(worker)).map(Ending::from)
         }
         // The doctor wants to be in many places at once.
         Command::Doctor { .. } => runtime(4)?.block_on(with_store(args)),
@@ -87,7 +90,8 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Elect(_)
         | Command::Pad(_)
         | Command::Queue(_)
-        | Command::DemoWorker(_) => unreachable!("handled before"),
+        | Command::DemoWorker(_)
+        | Command::DemoQueue(_) => unreachable!("handled before"),
     };
     finish(args, &store, outcome.map(Ending::from))
 }

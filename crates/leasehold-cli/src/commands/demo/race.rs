@@ -1,8 +1,8 @@
-//! `leasehold demo`: worker processes race for objects, and the store decides.
+//! The first act: worker processes race for objects, and the store decides.
 //!
-//! Nothing is staged. The workers are processes of their own on a temporary directory store; the
-//! parent only starts them at the same moment, listens, and in the end reads from the store who
-//! really won and compares that with what the workers were told.
+//! The workers are processes of their own on a temporary directory store; the parent only starts
+//! them at the same moment, listens, and in the end reads from the store who really won and compares
+//! that with what the workers were told.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,9 +17,10 @@ use leasehold::store::{Connect, Kind, List, Put, Store, StoreUrl};
 use leasehold::{Durability, Key, Proof, When, Write};
 use serde::{Deserialize, Serialize};
 
+use super::{Processes, verdict};
 use crate::args::{Args, Demo, DemoWorker};
 use crate::exit::Exit;
-use crate::render::{self, BAD, DIM, GOOD, paint};
+use crate::render::{self, DIM, paint};
 
 /// How often each worker increments the shared counter.
 const SWAPS: u32 = 50;
@@ -44,9 +45,7 @@ struct Told {
 }
 
 /// Runs the race and shows it.
-pub fn run(args: &Args, demo: &Demo) -> anyhow::Result<Exit> {
-    let folder = tempfile::tempdir().context("cannot make a temporary directory")?;
-    let dir = folder.path().join("store");
+pub fn run(args: &Args, demo: &Demo, dir: &Path) -> anyhow::Result<Exit> {
     if !args.json && !args.quiet {
         render::line(format_args!(
             "{} processes race to create {} objects, then to increment one counter {SWAPS} times each.\n\
@@ -56,15 +55,14 @@ pub fn run(args: &Args, demo: &Demo) -> anyhow::Result<Exit> {
             dir.display()
         ))?;
     }
-    let told = race(args, demo, &dir)?;
-    let runtime = super::super::runtime(1)?;
-    let seen = runtime.block_on(look(&dir, demo))?;
+    let told = race(args, demo, dir)?;
+    let seen = crate::runtime(1)?.block_on(look(dir, demo))?;
     report(args, demo, &told, &seen)
 }
 
 fn race(args: &Args, demo: &Demo, dir: &Path) -> anyhow::Result<Vec<Told>> {
     let (lines, from_workers) = mpsc::channel();
-    let mut workers = Workers(Vec::new());
+    let mut workers = Processes(Vec::new());
     let mut starts = Vec::new();
     for id in 0..demo.workers {
         let (child, start) = spawn(dir, id, demo, lines.clone())?;
@@ -99,18 +97,6 @@ fn race(args: &Args, demo: &Demo, dir: &Path) -> anyhow::Result<Vec<Told>> {
         ensure!(status.success(), "a worker failed: {status}");
     }
     Ok(told.into_values().collect())
-}
-
-/// Ends what is still running when something goes wrong.
-struct Workers(Vec<Child>);
-
-impl Drop for Workers {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 type Heard = (u32, anyhow::Result<Line>);
@@ -274,10 +260,6 @@ fn report(args: &Args, demo: &Demo, told: &[Told], seen: &Seen) -> anyhow::Resul
         }
         render::line(format_args!("{table}\n"))?;
     }
-    let verdict = |holds: bool| match holds {
-        true => paint(GOOD.bold(), "yes"),
-        false => paint(BAD.bold(), "NO"),
-    };
     render::line(format_args!(
         "{}  every object has exactly one owner, and it is the one who was told so: {} of {}",
         verdict(created),
