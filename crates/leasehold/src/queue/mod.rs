@@ -45,7 +45,7 @@ use leasehold_protocol::settle::Proof;
 pub use inspect::{Counts, Failed, HeldTask, Peeked, Status};
 pub use leasehold_protocol::format::queue::{Mode, QueueSettings};
 pub use leasehold_protocol::format::task::{DeadLetter, Failure, Json, Receipt};
-pub use push::{NewTask, Outcome, Pushed};
+pub use push::{MAX_BUNDLE, MAX_PAYLOAD, NewTask, Outcome, Pushed};
 pub use sweep::Swept;
 pub use task::{Acked, Task};
 pub use worker::{Worker, WorkerSettings};

@@ -23,6 +23,10 @@ const AT_A_TIME: usize = 32;
 /// The most tasks in a bundle: its records must stay small enough to be rewritten by heartbeats.
 pub const MAX_BUNDLE: usize = 10_000;
 
+/// The longest payload. What is larger belongs into an object of its own, with its key as the
+/// payload.
+pub const MAX_PAYLOAD: usize = 16 << 20;
+
 /// A task to be pushed.
 #[derive(Debug, Clone)]
 pub struct NewTask {
@@ -81,6 +85,20 @@ impl NewTask {
         self
     }
 
+    fn checked(&self) -> Result<()> {
+        let size = self.payload.get().len();
+        if size > MAX_PAYLOAD {
+            return Err(Error::invalid(format!(
+                "a payload of {size} bytes is too long for a task (the most is {MAX_PAYLOAD}): store \
+                 it as an object, and push its key"
+            )));
+        }
+        if self.max_attempts == Some(0) {
+            return Err(Error::invalid("a task needs at least one attempt"));
+        }
+        Ok(())
+    }
+
     fn into_task(self, id: String, incarnation: String, pushed_at: Option<StoreTime>) -> Task {
         let Self { payload, timeout, max_attempts, .. } = self;
         Task { id, incarnation, pushed_at, timeout, max_attempts, payload }
@@ -131,6 +149,7 @@ impl Queue {
     /// Pushes a task. One PUT; with a chosen id also two HEADs, to find out whether it was done
     /// before.
     pub async fn push(&self, task: NewTask) -> Result<Pushed> {
+        task.checked()?;
         let store = self.store();
         let now = store.now().await?;
         let nonce = store.env().nonce();
@@ -195,6 +214,13 @@ impl Queue {
         }
         if tasks.iter().any(|task| task.delay.is_some()) {
             return Err(Error::invalid("tasks in a bundle cannot be delayed: push them singly"));
+        }
+        tasks.iter().try_for_each(NewTask::checked)?;
+        let size: usize = tasks.iter().map(|task| task.payload.get().len()).sum();
+        if size > MAX_PAYLOAD {
+            return Err(Error::invalid(format!(
+                "a bundle of {size} bytes is too long (the most is {MAX_PAYLOAD}): make several"
+            )));
         }
         let store = self.store();
         let now = store.now().await?;

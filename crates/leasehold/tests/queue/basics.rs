@@ -158,6 +158,12 @@ async fn settings_are_shared_and_checked() {
     assert_eq!(Queue::list(&place.store).await.unwrap(), ["q"]);
     let error = queue.push(NewTask::text("x").id("y".repeat(2000))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
+    let huge = NewTask::text(&"x".repeat(leasehold::queue::MAX_PAYLOAD));
+    let error = queue.push(huge).await.unwrap_err();
+    assert!(error.to_string().contains("push its key"), "{error}");
+    let error = queue.push(NewTask::text("x").max_attempts(0)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(left(&place.store).await.is_empty());
 }
 
 #[tokio::test]

@@ -76,7 +76,7 @@ pub async fn worker(worker: &DemoQueue) -> anyhow::Result<Exit> {
     let worker = Worker::new(vec![queue], settings);
     while let Some(task) = worker.next().await? {
         let number: String = task.json()?;
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(3)).await;
         task.ack_text(&format!("did {number}")).await?;
     }
     Ok(Exit::Done)

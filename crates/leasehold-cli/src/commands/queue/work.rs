@@ -82,7 +82,10 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
         };
         tokio::select! {
             ended = &mut loops => break ended,
-            _ = tick.tick() => bar.set_message(line(&tally, store)),
+            _ = tick.tick() => {
+                bar.set_position(tally.done.load(Relaxed));
+                bar.set_message(line(&tally, store));
+            }
             () = late, if !stop.is_cancelled() => stop.cancel(),
             _ = terminate.recv() => signals += 1,
             _ = interrupt.recv() => signals += 1,
@@ -115,7 +118,7 @@ fn bar(args: &Args) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new_spinner();
-    let style = ProgressStyle::with_template("{spinner} {msg}");
+    let style = ProgressStyle::with_template("{spinner} {msg}, {per_sec}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
     bar.enable_steady_tick(Duration::from_millis(100));
     bar
