@@ -348,12 +348,10 @@ fn callers_that_ignore_their_children_do_no_harm() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     let ignoring = |rest: &str| {
-        let script = format!(
-            "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
-                     os.execvp(sys.argv[1], sys.argv[1:])"
-        );
+        let script = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
+                     os.execvp(sys.argv[1], sys.argv[1:])";
         let mut command = Command::new("python3");
-        command.args(["-c", &script, "sh", "-c", rest]).current_dir(dir).stdin(Stdio::null());
+        command.args(["-c", script, "sh", "-c", rest]).current_dir(dir).stdin(Stdio::null());
         command.output().unwrap()
     };
     let out = ignoring(&format!("exec {BIN} lock run x -- sh -c 'true; exit 7'"));
