@@ -85,6 +85,8 @@ pub struct HeldBy {
     pub left: Duration,
     /// Who asks for it already.
     pub ask: Option<Ask>,
+    /// Whether that is this very process, which must not be kept from going on.
+    pub(crate) is_us: bool,
 }
 
 /// What asking a holder came to.
@@ -500,5 +502,8 @@ fn held_by(seen: &Seen, left: Duration) -> Attempt {
         token: record.and_then(|lease| lease.token),
         left,
         ask: record.and_then(|lease| lease.ask.clone()),
+        is_us: record.and_then(|lease| lease.place.as_ref()).is_some_and(|place| {
+            place.process.pid == std::process::id() && place.boot_id == host::boot_id()
+        }),
     }))
 }

@@ -102,7 +102,8 @@ impl Waiting {
         // It may be stale by then, which is as good as a release.
         let left = left.min(held.left.max(Duration::from_millis(1)));
         if store.kind() == Kind::Directory {
-            if now.since(self.since) < HASTY {
+            // Not if the holder is of this process: it may need this very thread to go on.
+            if now.since(self.since) < HASTY && !held.is_us {
                 self.glance(store, left);
                 // Others on this runtime have their turn, too.
                 tokio::task::yield_now().await;

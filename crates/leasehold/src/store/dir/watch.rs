@@ -12,6 +12,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -160,6 +161,9 @@ fn hub() -> Option<&'static Hub> {
     STARTED.get_or_init(|| start().is_ok()).then_some(hub)
 }
 
+/// How long to gather changes after the first one was told.
+const GATHER: Duration = Duration::from_micros(500);
+
 /// What makes an object appear, change or go. Not: being read, or written to bit by bit.
 const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::CLOSE_WRITE)
@@ -212,11 +216,16 @@ impl Hub {
                     let name = event.file_name().and_then(|name| name.to_str().ok());
                     self.tell(event.wd(), event.events(), name.unwrap_or_default());
                 }
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) => continue,
                 Err(error) => {
                     tracing::debug!(%error, "changes are told no longer");
                     return;
                 }
+            }
+            // The first of many is told at once, the rest together: in a folder where others make
+            // and delete thousands of files a second, we must not be woken for each.
+            if reader.is_buffer_empty() {
+                std::thread::sleep(GATHER);
             }
         }
     }
