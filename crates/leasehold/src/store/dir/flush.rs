@@ -43,13 +43,13 @@ pub enum Target {
 }
 
 enum Request {
-    Work(Work),
+    Do(Job),
     /// Put the journal away and end.
     End,
 }
 
 #[derive(Default)]
-struct Work {
+struct Job {
     targets: Vec<Target>,
     /// What to note in the journal.
     entries: Vec<Entry>,
@@ -140,6 +140,7 @@ impl Flusher {
     fn can_note(&self) -> bool {
         *self.journals.get_or_init(|| {
             flushes_together(&self.root)
+                && keeps_numbers(&self.root)
                 && id_of(&self.root).is_some()
                 && host::here(self.env.clock().boot()).is_some()
         })
@@ -176,9 +177,9 @@ impl Flusher {
     /// Notes a change that nobody waits for.
     pub fn note_later(&self, note: Note) {
         self.noting.store(true, Relaxed);
-        let work = Work { entries: vec![Entry::Note(note)], ..Work::default() };
+        let job = Job { entries: vec![Entry::Note(note)], ..Job::default() };
         // If there is no thread, it is as if the change had been lost with the power.
-        let _ = self.sender().map(|sender| sender.send(Request::Work(work)));
+        let _ = self.sender().map(|sender| sender.send(Request::Do(job)));
     }
 
     /// Announces a write that will ask for flushes.
@@ -194,8 +195,8 @@ impl Flusher {
 
     fn ask(&self, targets: Vec<Target>, entries: Vec<Entry>) -> Result<Answer> {
         let (done, answer) = oneshot::channel();
-        let work = Work { targets, entries, temp: None, done: Some(done) };
-        self.sender()?.send(Request::Work(work)).map_err(|_| ended())?;
+        let job = Job { targets, entries, temp: None, done: Some(done) };
+        self.sender()?.send(Request::Do(job)).map_err(|_| ended())?;
         Ok(Answer(answer))
     }
 
@@ -293,12 +294,12 @@ impl Drop for Intended {
     fn drop(&mut self) {
         let (Some(pending), Some(temp)) = (self.pending.take(), self.temp.take()) else { return };
         let entries = vec![Entry::Void(pending)];
-        let work = Work { entries, temp: Some(temp), ..Work::default() };
+        let job = Job { entries, temp: Some(temp), ..Job::default() };
         let sent = match self.flusher.sender() {
-            Ok(sender) => sender.send(Request::Work(work)).map_err(|unsent| unsent.0),
-            Err(_) => Err(Request::Work(work)),
+            Ok(sender) => sender.send(Request::Do(job)).map_err(|unsent| unsent.0),
+            Err(_) => Err(Request::Do(job)),
         };
-        if let Err(Request::Work(Work { temp: Some(temp), .. })) = sent {
+        if let Err(Request::Do(Job { temp: Some(temp), .. })) = sent {
             temp.leave();
         }
     }
@@ -323,7 +324,7 @@ impl Rounds {
             };
             let mut round = Vec::new();
             match first {
-                Ok(Request::Work(first)) => round.push(first),
+                Ok(Request::Do(first)) => round.push(first),
                 Err(RecvTimeoutError::Timeout) => {
                     self.journal.forget_later(false);
                     continue;
@@ -337,7 +338,7 @@ impl Rounds {
                     next => next.ok(),
                 };
                 match next {
-                    Some(Request::Work(work)) => round.push(work),
+                    Some(Request::Do(job)) => round.push(job),
                     Some(Request::End) => ended = true,
                     None => break,
                 }
@@ -347,7 +348,7 @@ impl Rounds {
         self.journal.close();
     }
 
-    fn round(&mut self, mut round: Vec<Work>, together: bool) {
+    fn round(&mut self, mut round: Vec<Job>, together: bool) {
         if let (None, Some(error)) = (self.failed, self.journal.failure()) {
             self.fail(error);
         }
@@ -356,10 +357,10 @@ impl Rounds {
         }
         let awaited = round
             .iter()
-            .any(|work| !work.entries.is_empty() && (work.done.is_some() || work.temp.is_some()));
-        let targets: usize = round.iter().map(|work| work.targets.len()).sum();
+            .any(|job| !job.entries.is_empty() && (job.done.is_some() || job.temp.is_some()));
+        let targets: usize = round.iter().map(|job| job.targets.len()).sum();
         let entries: Vec<_> =
-            round.iter_mut().flat_map(|work| std::mem::take(&mut work.entries)).collect();
+            round.iter_mut().flat_map(|job| std::mem::take(&mut job.entries)).collect();
         let mut noted = Ok(());
         if !entries.is_empty() && self.failed.is_none() {
             noted = self.journal.note(&entries, awaited);
@@ -382,22 +383,22 @@ impl Rounds {
         if let Some(Err(Failure::Flush(error))) = whole {
             self.fail(error);
         }
-        for work in round {
+        for job in round {
             let outcome = match (self.failed, whole) {
                 (Some(error), _) => Err(Failure::Flush(error)),
                 (None, Some(whole)) => whole,
-                (None, None) => flush_each(&self.root, &work.targets),
+                (None, None) => flush_each(&self.root, &job.targets),
             };
             if let Err(Failure::Flush(error)) = outcome
                 && self.failed.is_none()
             {
                 self.fail(error);
             }
-            if let (Err(_), Some(temp)) = (outcome, work.temp) {
+            if let (Err(_), Some(temp)) = (outcome, job.temp) {
                 temp.leave();
             }
             // Nobody waits any more when the caller was cancelled.
-            let _ = work.done.map(|done| done.send(outcome));
+            let _ = job.done.map(|done| done.send(outcome));
         }
     }
 
@@ -426,6 +427,17 @@ fn flushes_together(root: &OwnedFd) -> bool {
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn flushes_together(_: &OwnedFd) -> bool {
+    false
+}
+
+/// Whether a file has the same inode number after a reboot. FAT makes them up.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn keeps_numbers(root: &OwnedFd) -> bool {
+    rustix::fs::fstatfs(root).is_ok_and(|fs| fs.f_type as u64 != 0x4d44)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn keeps_numbers(_: &OwnedFd) -> bool {
     false
 }
 
@@ -475,4 +487,57 @@ fn flush_one(file: &OwnedFd) -> Result<(), Errno> {
     }
     #[cfg(not(target_vendor = "apple"))]
     rustix::fs::fsync(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::temp::Temps;
+    use super::*;
+
+    fn flusher(dir: &std::path::Path) -> Arc<Flusher> {
+        std::fs::create_dir_all(dir.join(".lh/tmp")).unwrap();
+        let root = std::fs::File::open(dir).unwrap();
+        Arc::new(Flusher::new(Arc::new(root.into()), Env::system()))
+    }
+
+    fn absence() -> Note {
+        Note { stamp: 1, key: "x".into(), state: journal::State::Absent }
+    }
+
+    #[tokio::test]
+    async fn a_fork_starts_anew() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let flusher = flusher(dir.path());
+        if !flusher.can_note() {
+            return;
+        }
+        flusher.note(vec![absence()]).await.unwrap();
+        let segments = || std::fs::read_dir(dir.path().join(".lh/log")).unwrap().count() - 1;
+        assert_eq!(segments(), 1);
+        // As a child finds it: the thread is another process'.
+        let as_forked = || flusher.thread.lock().unwrap().as_mut().unwrap().process += 1;
+        let parents = flusher.sender().unwrap();
+        as_forked();
+        flusher.note(vec![absence()]).await.unwrap();
+        assert_eq!(segments(), 2, "the child has a journal of its own");
+        as_forked();
+        // Does not wait for a thread that does not exist here.
+        flusher.end();
+        drop(parents);
+    }
+
+    #[tokio::test]
+    async fn what_is_left_after_the_end_stays_for_the_sweep() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let flusher = flusher(dir.path());
+        let folder = std::fs::File::open(dir.path().join(".lh/tmp")).unwrap();
+        let temp = Temps::new(folder.into(), 1).write(b"body").unwrap();
+        let Some(file) = id_of(&temp.file) else { return };
+        let key = Key::new("x").unwrap();
+        let intended = flusher.intend(&key, "body".into(), (temp, file)).await.unwrap();
+        flusher.end();
+        drop(intended);
+        assert_eq!(std::fs::read_dir(dir.path().join(".lh/tmp")).unwrap().count(), 1);
+        assert!(flusher.note(vec![absence()]).await.is_err());
+    }
 }

@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{boot_hash, open_folder, segment_names, write_all};
+use super::{boot_hash, is_at, open_folder, segment_names, write_all};
 use crate::host;
 
 const NAME: &str = "floor";
@@ -108,8 +108,7 @@ pub struct Floor(Option<OwnedFd>);
 impl Floor {
     /// Opens or makes the file, on disk with its name.
     pub fn prepare(&mut self, root: &OwnedFd) -> Result<&OwnedFd, Errno> {
-        let there = |file: &OwnedFd| rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0);
-        if self.0.as_ref().is_some_and(|file| !there(file)) {
+        if self.0.as_ref().is_some_and(|file| !is_there(root, file)) {
             self.0 = None;
         }
         match &mut self.0 {
@@ -122,9 +121,13 @@ impl Floor {
                     | OFlags::NOFOLLOW
                     | OFlags::NONBLOCK;
                 let file = rustix::fs::openat(&log, NAME, flags, Mode::from_raw_mode(0o666))?;
-                if rustix::fs::fstat(&file)?.st_size == 0 {
+                let size = || rustix::fs::fstat(&file).map(|stat| stat.st_size as u64);
+                if size()? < 2 * BLOCK {
+                    // Another may be at it, and have written what we must not overwrite.
+                    let _lock = Lock::take(&file)?;
+                    let size = size()?.min(2 * BLOCK);
                     // Room for both blocks, so that a full disk is no obstacle later.
-                    write_all(&file, &[0; 2 * BLOCK as usize], 0)?;
+                    write_all(&file, &vec![0; (2 * BLOCK - size) as usize], size)?;
                     rustix::fs::fsync(&file)?;
                     rustix::fs::fsync(&log)?;
                 }
@@ -145,7 +148,7 @@ impl Floor {
             let file = self.prepare(root).map_err(NotRaised::Open)?;
             let lock = Lock::take(file).map_err(NotRaised::Open)?;
             // The last to leave removed it before we had the lock.
-            if rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink == 0) {
+            if !is_there(root, file) {
                 continue;
             }
             let write = || {
@@ -175,6 +178,11 @@ impl Floor {
         drop(lock);
         Ok(())
     }
+}
+
+/// Whether this is the file that recovery would look at.
+fn is_there(root: &OwnedFd, file: &OwnedFd) -> bool {
+    is_at(root, &format!("{}/{NAME}", super::folder()), file)
 }
 
 struct Lock<'a>(&'a OwnedFd);

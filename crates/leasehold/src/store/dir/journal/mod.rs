@@ -155,9 +155,13 @@ impl Journal {
         }
         let written = segment.write(&frames, self.common.env.clock().boot());
         let turn = segment.turn;
-        // What was written so far stays as it is: a record that is not whole does not count.
         let segment = self.current.insert(segment);
-        written.map_err(unwritten)?;
+        if let Err(error) = written {
+            // A part of it may be there, and must not be taken for what follows the next records:
+            // the segment is used no more before its epoch is over.
+            self.forget_later(false);
+            return Err(unwritten(error));
+        }
         for entry in entries {
             if let Entry::Intent(pending) | Entry::Commit(pending, _) = entry {
                 pending.turn.store(turn, Relaxed);
@@ -291,6 +295,15 @@ fn segment_names(log: &OwnedFd) -> Result<Vec<String>, Errno> {
     Ok(names)
 }
 
+/// Whether this file is what stands at `path`, and not one that was removed or moved away.
+fn is_at(root: &OwnedFd, path: &str, file: &OwnedFd) -> bool {
+    let there = rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW);
+    match (there, rustix::fs::fstat(file)) {
+        (Ok(there), Ok(own)) => (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino),
+        _ => false,
+    }
+}
+
 fn boot_hash(boot_id: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(boot_id.as_bytes())
 }
@@ -318,4 +331,42 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno>
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::record::{HEADER, Header, records};
+    use super::*;
+    use crate::store::dir::files::FileId;
+
+    #[test]
+    fn a_commit_stands_in_one_segment_with_its_intent() {
+        let dir = tempfile::TempDir::new().unwrap();
+        std::fs::create_dir_all(dir.path().join(".lh/tmp")).unwrap();
+        let root: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+        let mut journal = Journal::new(Arc::new(root), Env::system());
+        let file = FileId { inode: 1, born: (0, 0) };
+        let intent = Intent { number: 1, stamp: 1, file, key: "x".into(), body: "body".into() };
+        let pending = Pending::new(intent.clone());
+        journal.note(&[Entry::Intent(pending.clone())], true).unwrap();
+        // Everything is flushed in between, and its records forgotten.
+        journal.forget_later(true);
+        let noted = journal.note(&[Entry::Commit(pending, 9)], true);
+        if !matches!(noted, Ok(())) {
+            panic!("{noted:?}");
+        }
+        let segments = std::fs::read_dir(dir.path().join(".lh/log")).unwrap();
+        let commit = Note { stamp: 9, key: "x".into(), state: State::Content(1) };
+        let whole = [Record::Intent(intent), Record::Note(commit)];
+        let found = segments.map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+        let found: Vec<_> = found
+            .filter_map(|bytes| {
+                let header = Header::parse(&bytes)?;
+                Some(records(&bytes[HEADER as usize..], header.epoch))
+            })
+            .collect();
+        assert!(found.iter().any(|records| records[..] == whole), "{found:?}");
+        journal.close();
+        assert!(!dir.path().join(".lh/log").exists());
+    }
 }

@@ -33,33 +33,23 @@ const PATIENCE: u32 = 60_000;
 /// Brings the store to what was reported durable before a power loss, if there was one. Costs one
 /// look into a folder if there was none.
 pub fn recover(root: &OwnedFd, env: &Env) -> Result<()> {
-    // Who does not know which boot this is cannot tell whether there was another.
-    if host::here(env.clock().boot()).is_none() {
-        return Ok(());
-    }
-    let own = format!("{:016x}-", boot_hash(host::boot_id()));
-    let Some(log) = open_folder(root).map_err(failed)? else { return Ok(()) };
-    let names = segment_names(&log).map_err(failed)?;
-    if names.is_empty() || names.iter().any(|name| name.starts_with(&own)) {
+    if old_segments(root, env)?.is_none() {
         return Ok(());
     }
     let _only_one = lock(root)?;
     // Somebody else may have done it while we waited.
-    let Some(log) = open_folder(root).map_err(failed)? else { return Ok(()) };
-    let names = segment_names(&log).map_err(failed)?;
-    if names.is_empty() || names.iter().any(|name| name.starts_with(&own)) {
-        return Ok(());
-    }
+    let Some((log, names)) = old_segments(root, env)? else { return Ok(()) };
     let mut segments = Vec::new();
     for name in names {
         match Segment::read(&log, name).map_err(failed)? {
-            Found::Segment(segment) => segments.push(segment),
+            Found::Segment(segment) => segments.push(*segment),
             Found::Nothing => {}
             Found::Locked => return Ok(()),
         }
     }
     let floors = Floors::read(&log).map_err(failed)?;
-    let plans = plan(&segments, &floors);
+    let notes: Vec<_> = segments.iter().map(|segment| &segment.notes).collect();
+    let plans = plan(&notes, &floors);
     let (restored, aside) = apply(root, env, &segments, &plans)?;
     sync_everything(root).map_err(failed)?;
     put_away(root, env, &segments, &aside).map_err(failed)?;
@@ -68,17 +58,34 @@ pub fn recover(root: &OwnedFd, env: &Env) -> Result<()> {
     Ok(())
 }
 
+/// The folder and the names of segments, if they are of another boot.
+fn old_segments(root: &OwnedFd, env: &Env) -> Result<Option<(OwnedFd, Vec<String>)>> {
+    let Some(log) = open_folder(root).map_err(failed)? else { return Ok(None) };
+    let names = segment_names(&log).map_err(failed)?;
+    let own = format!("{:016x}-", boot_hash(host::boot_id()));
+    let old = !names.is_empty() && !names.iter().any(|name| name.starts_with(&own));
+    // Who does not know which boot this is cannot tell whether there was another.
+    Ok((old && host::here(env.clock().boot()).is_some()).then_some((log, names)))
+}
+
 /// A segment that was found. It stays locked.
 struct Segment {
     name: String,
-    header: Header,
     stat: Stat,
-    records: Vec<Record>,
+    notes: Notes,
     _file: OwnedFd,
 }
 
+/// What it says.
+struct Notes {
+    header: Header,
+    records: Vec<Record>,
+    /// The flushes of its writer failed.
+    kept: bool,
+}
+
 enum Found {
-    Segment(Segment),
+    Segment(Box<Segment>),
     /// Its writer never finished making it, or it is not one.
     Nothing,
     Locked,
@@ -105,11 +112,8 @@ impl Segment {
         let Some(header) = Header::parse(&bytes) else { return Ok(Found::Nothing) };
         let records = bytes.get(HEADER as usize..).unwrap_or_default();
         let records = record::records(records, header.epoch);
-        Ok(Found::Segment(Self { name, header, stat, records, _file: file }))
-    }
-
-    fn is_kept(&self) -> bool {
-        self.name.ends_with(KEPT)
+        let notes = Notes { header, records, kept: name.ends_with(KEPT) };
+        Ok(Found::Segment(Box::new(Self { name, stat, notes, _file: file })))
     }
 }
 
@@ -142,18 +146,19 @@ enum Wanted {
 }
 
 /// What the notes say about each key.
-fn plan(segments: &[Segment], floors: &Floors) -> BTreeMap<String, Plan> {
+fn plan(segments: &[&Notes], floors: &Floors) -> BTreeMap<String, Plan> {
     let mut plans = BTreeMap::<String, Plan>::new();
     let mut intents = HashMap::<(u64, u64), &Intent>::new();
-    // Committed or void, also by a later segment of its writer.
-    let mut settled = HashSet::<(u64, u64)>::new();
-    for Segment { header: Header { writer, .. }, records, .. } in segments {
+    // Also by a later segment of their writer.
+    let (mut committed, mut void) = (HashSet::new(), HashSet::new());
+    for Notes { header: Header { writer, .. }, records, .. } in segments {
         for record in records {
             match record {
                 Record::Intent(intent) => drop(intents.insert((*writer, intent.number), intent)),
-                Record::Note(Note { state: State::Content(number), .. }) | Record::Void(number) => {
-                    settled.insert((*writer, *number));
+                Record::Note(Note { state: State::Content(number), .. }) => {
+                    committed.insert((*writer, *number));
                 }
+                Record::Void(number) => drop(void.insert((*writer, *number))),
                 Record::Note(_) => {}
             }
         }
@@ -168,16 +173,16 @@ fn plan(segments: &[Segment], floors: &Floors) -> BTreeMap<String, Plan> {
             };
             // Others may have raised the floor although the flushes of this one failed.
             let counts = stamp > floor;
-            if !counts && !segment.is_kept() {
+            if !counts && !segment.kept {
                 continue;
             }
             let plan = plans.entry(key.clone()).or_default();
             plan.segments.insert(n);
             match record {
                 Record::Intent(Intent { number, file, body, .. }) => {
-                    if segment.is_kept() || !settled.contains(&(writer, *number)) {
-                        plan.torn.push((*file, body.clone()));
-                    }
+                    let id = (writer, *number);
+                    let open = !committed.contains(&id) || segment.kept;
+                    plan.torn.extend((open && !void.contains(&id)).then(|| (*file, body.clone())));
                 }
                 Record::Note(Note { state, .. }) if counts => {
                     let last = plan.last.as_ref().map_or(0, |last| last.stamp);
@@ -282,4 +287,62 @@ fn lock(root: &OwnedFd) -> Result<OwnedFd> {
 
 fn failed(error: Errno) -> Error {
     io_error("recover what was written before the machine went down", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notes(writer: u64, records: Vec<Record>) -> Notes {
+        let header = Header { epoch: 1, writer, boot_id: "b".into() };
+        Notes { header, records, kept: false }
+    }
+
+    fn intent(number: u64, inode: u64, body: &'static str) -> Record {
+        let (file, body) = (FileId { inode, born: (1, 2) }, Bytes::from_static(body.as_bytes()));
+        Record::Intent(Intent { number, stamp: number, file, key: "x".into(), body })
+    }
+
+    fn note(stamp: u64, state: State) -> Record {
+        Record::Note(Note { stamp, key: "x".into(), state })
+    }
+
+    fn plan_of(segments: &[Notes]) -> Plan {
+        let segments: Vec<_> = segments.iter().collect();
+        plan(&segments, &Floors::default()).remove("x").unwrap_or_default()
+    }
+
+    #[test]
+    fn the_last_stamp_decides_whichever_segment_it_is_in() {
+        let early = || notes(1, vec![intent(1, 1, "early"), note(10, State::Content(1))]);
+        // The same number, of another writer.
+        let late = || notes(2, vec![intent(1, 2, "late"), note(20, State::Content(1))]);
+        for segments in [[early(), late()], [late(), early()]] {
+            let plan = plan_of(&segments);
+            let state = Some(Wanted::Content("late".into()));
+            assert_eq!(plan.last, Some(Last { stamp: 20, state }));
+            assert_eq!((plan.torn.len(), plan.segments.len()), (0, 2));
+        }
+        let as_it_is = notes(3, vec![note(30, State::AsItIs)]);
+        assert_eq!(plan_of(&[as_it_is, late()]).last, Some(Last { stamp: 30, state: None }));
+    }
+
+    /// The number of a refused write's inode is free for a file that has nothing to do with it.
+    #[test]
+    fn an_intent_that_came_to_nothing_is_not_looked_after() {
+        let open = notes(1, vec![intent(1, 7, "refused")]);
+        assert_eq!(plan_of(std::slice::from_ref(&open)).torn.len(), 1);
+        let void = || notes(1, vec![Record::Void(1)]);
+        assert_eq!(plan_of(&[open, void()]).torn, []);
+        let kept = Notes { kept: true, ..notes(1, vec![intent(1, 7, "refused")]) };
+        assert_eq!(plan_of(&[kept, void()]).torn, []);
+        let of_another = notes(2, vec![intent(1, 7, "theirs")]);
+        assert_eq!(plan_of(&[of_another, void()]).torn.len(), 1);
+    }
+
+    #[test]
+    fn a_commit_without_its_intent_is_not_guessed() {
+        let plan = plan_of(&[notes(1, vec![note(10, State::Content(1))])]);
+        assert_eq!(plan.last, Some(Last { stamp: 10, state: Some(Wanted::Unknown) }));
+    }
 }

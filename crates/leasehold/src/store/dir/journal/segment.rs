@@ -6,7 +6,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::record::{HEADER, Header};
-use super::{boot_hash, folder, open_folder, write_all};
+use super::{boot_hash, folder, is_at, open_folder, write_all};
 use crate::env::BootTime;
 use crate::host;
 use crate::store::dir::files::make_folder;
@@ -19,7 +19,6 @@ const GROWTH: u64 = 256 << 10;
 pub struct Segment {
     file: OwnedFd,
     name: String,
-    inode: u64,
     header: Header,
     /// Tells the uses of this process' segments apart.
     pub turn: u64,
@@ -40,11 +39,10 @@ impl Segment {
         let file = rustix::fs::openat(root, &temp, flags, Mode::from_raw_mode(0o666))?;
         let made = (|| {
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-            let inode = rustix::fs::fstat(&file)?.st_ino;
             let header = Header { epoch: 1, writer, boot_id: host::boot_id().to_owned() };
             write_all(&file, &header.to_bytes(), 0)?;
             let (end, ready, since) = (HEADER, HEADER, None);
-            let mut segment = Self { file, name, inode, header, turn, end, ready, since };
+            let mut segment = Self { file, name, header, turn, end, ready, since };
             segment.make_room(GROWTH - HEADER)?;
             rustix::fs::fsync(&segment.file)?;
             // Somebody may remove the empty folder meanwhile, but not for ever.
@@ -83,9 +81,7 @@ impl Segment {
 
     /// Whether it still stands where recovery would look for it.
     pub fn is_there(&self, root: &OwnedFd) -> bool {
-        let path = format!("{}/{}", folder(), self.name);
-        let stat = rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW);
-        stat.is_ok_and(|stat| stat.st_ino == self.inode)
+        is_at(root, &format!("{}/{}", folder(), self.name), &self.file)
     }
 
     pub fn epoch(&self) -> u32 {
