@@ -2,7 +2,7 @@
 //!
 //! A lone durable write asks twice: for its data before the object becomes visible, so that a power
 //! loss never shows a half-written one, and for its folders afterwards. Where there are more, they
-//! ask twice for a note in the [journal](super::journal). A thread collects what has been asked for
+//! ask twice for a note in the [journal]. A thread collects what has been asked for
 //! since its last round and flushes it together: all notes at once, files and folders one by one if
 //! they are few, else with a single `syncfs`. It knows how many writers are under way and gives the
 //! others a moment to catch up.

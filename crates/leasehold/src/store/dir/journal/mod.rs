@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Within a boot nothing is ever read back: when a process dies, the kernel still has its files.
-//! The first process after a power loss [recovers](recover): **each key gets the state of its last
+//! The first process after a power loss [recovers](mod@recover): **each key gets the state of its last
 //! committed note**. So a file that became visible without its data can be mended from its intent,
 //! and what was acknowledged is there whichever renames reached the disk.
 //!
@@ -339,22 +339,40 @@ mod tests {
     use super::*;
     use crate::store::dir::files::FileId;
 
+    fn journal(dir: &std::path::Path) -> Journal {
+        std::fs::create_dir_all(dir.join(".lh/tmp")).unwrap();
+        let root: OwnedFd = std::fs::File::open(dir).unwrap().into();
+        Journal::new(Arc::new(root), Env::system())
+    }
+
+    #[test]
+    fn after_a_failed_flush_the_notes_stay_whoever_flushes_later() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let note = || Entry::Note(Note { stamp: 1, key: "x".into(), state: State::Absent });
+        let (mut failing, mut other) = (journal(dir.path()), journal(dir.path()));
+        failing.note(&[note()], true).unwrap();
+        other.note(&[note()], true).unwrap();
+        failing.fail(Errno::IO);
+        failing.close();
+        other.close();
+        let left = std::fs::read_dir(dir.path().join(".lh/log")).unwrap();
+        let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        let kept = |name: &&std::ffi::OsString| name.to_string_lossy().ends_with(".kept.log");
+        assert_eq!(left.iter().filter(kept).count(), 1, "{left:?}");
+        assert_eq!(left.len(), 2, "and the floor: {left:?}");
+    }
+
     #[test]
     fn a_commit_stands_in_one_segment_with_its_intent() {
         let dir = tempfile::TempDir::new().unwrap();
-        std::fs::create_dir_all(dir.path().join(".lh/tmp")).unwrap();
-        let root: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
-        let mut journal = Journal::new(Arc::new(root), Env::system());
+        let mut journal = journal(dir.path());
         let file = FileId { inode: 1, born: (0, 0) };
         let intent = Intent { number: 1, stamp: 1, file, key: "x".into(), body: "body".into() };
         let pending = Pending::new(intent.clone());
         journal.note(&[Entry::Intent(pending.clone())], true).unwrap();
         // Everything is flushed in between, and its records forgotten.
         journal.forget_later(true);
-        let noted = journal.note(&[Entry::Commit(pending, 9)], true);
-        if !matches!(noted, Ok(())) {
-            panic!("{noted:?}");
-        }
+        journal.note(&[Entry::Commit(pending, 9)], true).unwrap();
         let segments = std::fs::read_dir(dir.path().join(".lh/log")).unwrap();
         let commit = Note { stamp: 9, key: "x".into(), state: State::Content(1) };
         let whole = [Record::Intent(intent), Record::Note(commit)];
