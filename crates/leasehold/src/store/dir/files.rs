@@ -10,7 +10,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
 use super::names::path_of;
-use super::{HASHED, Temp, Work};
+use super::temp::Temp;
+use super::{HASHED, Work};
 use crate::store::content_version;
 use crate::store::types::{Delete, Durability};
 use crate::{Error, ErrorKind, Result};
@@ -32,10 +33,10 @@ pub(super) fn create(
                 work.note_created(&path);
                 return Ok(Some(stored_version(body, &temp.file)));
             }
-            Err(Errno::EXIST) => match file_type(work, &path) {
+            Err(Errno::EXIST) => match file_type(&work.root, &path) {
                 // An empty folder was in the way, and is gone by now.
                 None => {}
-                Some(FileType::Directory) if remove_empty(work, &path) => {}
+                Some(FileType::Directory) if remove_empty(&work.root, &path) => {}
                 Some(FileType::Directory) => {
                     return Err(Error::invalid(
                         "other keys have this one as their directory: choose another name",
@@ -45,7 +46,7 @@ pub(super) fn create(
                 Some(_) => return Ok(None),
             },
             Err(Errno::NOENT) => {
-                work.check_temp(temp).map_err(|error| error.at(key))?;
+                work.temps.check(temp).map_err(|error| error.at(key))?;
                 match work.make_folders_above(&path) {
                     // Made, or removed again while we made the next: try once more.
                     Ok(()) | Err(Errno::NOENT) => {}
@@ -89,7 +90,7 @@ pub(super) fn replace(
             Ok(()) => return Ok(Some(stored_version(body, &temp.file))),
             // Only those with the lock remove objects, so it is the temporary file that is gone.
             Err(Errno::NOENT) => {
-                work.check_temp(temp).map_err(|error| error.at(key))?;
+                work.temps.check(temp).map_err(|error| error.at(key))?;
             }
             Err(error) => return Err(write_error(error).at(key)),
         }
@@ -117,12 +118,12 @@ pub(super) fn remove(work: &Work, key: &Key, version: Option<&Version>) -> Resul
 pub(super) fn rename_new(work: &Work, temp: &str, path: &str) -> Result<(), Errno> {
     let (folder, name) = beneath(work, path)?;
     let flags = RenameFlags::NOREPLACE;
-    match rustix::fs::renameat_with(&work.temps, temp, folder.as_fd(), name, flags) {
+    match rustix::fs::renameat_with(&work.temps.folder, temp, folder.as_fd(), name, flags) {
         // Some file systems cannot; a hard link never replaces either.
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-            rustix::fs::linkat(&work.temps, temp, folder.as_fd(), name, AtFlags::empty())?;
+            rustix::fs::linkat(&work.temps.folder, temp, folder.as_fd(), name, AtFlags::empty())?;
             // The object is there. A temporary name that stays is swept some day.
-            let _ = rustix::fs::unlinkat(&work.temps, temp, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&work.temps.folder, temp, AtFlags::empty());
             Ok(())
         }
         renamed => renamed,
@@ -296,26 +297,32 @@ pub(super) fn rename_over(
     // shows the old or the new content. That costs four times the rename. An exchange does not.
     if durability == Durability::Volatile {
         let flags = RenameFlags::EXCHANGE;
-        match rustix::fs::renameat_with(&work.temps, temp.name(), folder.as_fd(), name, flags) {
+        match rustix::fs::renameat_with(
+            &work.temps.folder,
+            temp.name(),
+            folder.as_fd(),
+            name,
+            flags,
+        ) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
             // The old content stands in the temporary file now, and goes with it.
             exchanged => return exchanged,
         }
     }
-    rustix::fs::renameat(&work.temps, temp.name(), folder.as_fd(), name)?;
+    rustix::fs::renameat(&work.temps.folder, temp.name(), folder.as_fd(), name)?;
     temp.became_object();
     Ok(())
 }
 
-pub(super) fn file_type(work: &Work, path: &str) -> Option<FileType> {
-    let stat = rustix::fs::statat(&work.root, path, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+pub(super) fn file_type(root: &OwnedFd, path: &str) -> Option<FileType> {
+    let stat = rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW).ok()?;
     Some(FileType::from_raw_mode(stat.st_mode))
 }
 
 /// Removes a folder that holds nothing but folders, and says whether it is gone.
-pub(super) fn remove_empty(work: &Work, path: &str) -> bool {
+pub(super) fn remove_empty(root: &OwnedFd, path: &str) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let Ok(folder) = rustix::fs::openat(&work.root, path, flags, Mode::empty()) else {
+    let Ok(folder) = rustix::fs::openat(root, path, flags, Mode::empty()) else {
         return true;
     };
     let Ok(entries) = rustix::fs::Dir::new(folder) else { return false };
@@ -326,11 +333,11 @@ pub(super) fn remove_empty(work: &Work, path: &str) -> bool {
         }
         let Ok(name) = name.to_str() else { return false };
         let below = format!("{path}/{name}");
-        if file_type(work, &below) != Some(FileType::Directory) || !remove_empty(work, &below) {
+        if file_type(root, &below) != Some(FileType::Directory) || !remove_empty(root, &below) {
             return false;
         }
     }
-    match rustix::fs::unlinkat(&work.root, path, AtFlags::REMOVEDIR) {
+    match rustix::fs::unlinkat(root, path, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => true,
         Err(_) => false,
     }
@@ -414,6 +421,30 @@ pub(super) fn stored_version(body: &[u8], file: &OwnedFd) -> Version {
         return version_of(body, &stat);
     }
     content_version(body)
+}
+
+/// Which file this is, also after a reboot. Numbers alone are used again at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileId {
+    pub inode: u64,
+    /// When it was made: seconds, nanoseconds.
+    pub born: (i64, u32),
+}
+
+/// `None` where the file system does not say.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) fn id_of(file: &OwnedFd) -> Option<FileId> {
+    use rustix::fs::{StatxFlags, statx};
+    let wanted = StatxFlags::INO | StatxFlags::BTIME;
+    let stat = statx(file, c"", AtFlags::EMPTY_PATH, wanted).ok()?;
+    let born = (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec);
+    let told = StatxFlags::from_bits_retain(stat.stx_mask).contains(wanted);
+    told.then_some(FileId { inode: stat.stx_ino, born })
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(super) fn id_of(_: &OwnedFd) -> Option<FileId> {
+    None
 }
 
 /// Gives the new file the mode and owner of the one it replaces, as far as we may.

@@ -2,27 +2,32 @@
 //!
 //! A lone durable write asks twice: for its data before the object becomes visible, so that a power
 //! loss never shows a half-written one, and for its folders afterwards. Where there are more, they
-//! become visible at once and are noted in the [journal](super::journal). A thread collects what
-//! has been asked for since its last round and flushes it together: all notes at once, files and
-//! folders one by one if they are few, else with a single `syncfs`. It knows how many writers are
-//! under way and gives the others a moment to catch up.
+//! ask twice for a note in the [journal]. A thread collects what has been asked for
+//! since its last round and flushes it together: all notes at once, files and folders one by one if
+//! they are few, else with a single `syncfs`. It knows how many writers are under way and gives the
+//! others a moment to catch up.
 //!
 //! After a failed flush the kernel may have dropped the data and report success the next time. So
-//! that is final: nothing is reported durable by this process any more. A folder that could not
-//! even be opened is another matter, and concerns only who asked for it.
+//! that is final: nothing is reported durable by this process any more. What could not even be
+//! opened is another matter, and concerns only who asked for it; where it is the journal that
+//! cannot be written, the whole file system is flushed instead.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
+use bytes::Bytes;
+use leasehold_protocol::key::Key;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 
-use super::journal::{self, Journal, Record};
-use crate::env::{BootTime, Env};
+use super::files::{FileId, id_of};
+use super::journal::{self, Entry, Intent, Journal, NotNoted, NotRaised, Note, Pending};
+use super::temp::Temp;
+use crate::env::Env;
 use crate::{Error, Result, host};
 
 /// The largest body that is noted: a larger one would be written twice for little.
@@ -37,10 +42,19 @@ pub enum Target {
     FoldersAbove(String),
 }
 
-struct Request {
+enum Request {
+    Do(Job),
+    /// Put the journal away and end.
+    End,
+}
+
+#[derive(Default)]
+struct Job {
     targets: Vec<Target>,
     /// What to note in the journal.
-    record: Option<Record>,
+    entries: Vec<Entry>,
+    /// A file that must not go before that is on disk.
+    temp: Option<Temp>,
     /// Who waits for it, if anybody does.
     done: Option<oneshot::Sender<Result<(), Failure>>>,
 }
@@ -65,12 +79,17 @@ pub struct Flusher {
     journals: OnceLock<bool>,
     /// Whether this process keeps one.
     noting: AtomicBool,
+    /// The number of the next intent.
+    number: AtomicU64,
+    ended: AtomicBool,
 }
 
 #[derive(Debug)]
 struct Thread {
     requests: mpsc::Sender<Request>,
     handle: std::thread::JoinHandle<()>,
+    /// A fork has its parent's memory, but not its threads.
+    process: u32,
 }
 
 /// A write that is under way and will ask for flushes.
@@ -78,7 +97,8 @@ pub struct Writer(Arc<AtomicUsize>);
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
+        // A fork begins at zero, whatever was under way in its parent.
+        let _ = self.0.fetch_update(Relaxed, Relaxed, |writers| writers.checked_sub(1));
     }
 }
 
@@ -94,49 +114,72 @@ impl Flusher {
             writers: Arc::default(),
             journals: OnceLock::new(),
             noting: AtomicBool::new(false),
+            number: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
         }
     }
 
     /// Whether a durable write of this size is to be noted rather than flushed: where others are
-    /// under way, and wherever a journal is kept, so that it does not miss anything.
+    /// under way, and wherever a journal is kept, as it must be noted in any case.
     pub fn notes(&self, private: &OwnedFd, size: usize) -> bool {
-        size <= NOTED
-            && self.can_note()
-            && (self.noting.load(Relaxed)
-                || self.writers.load(Relaxed) > 2
-                || journal::is_kept(private))
+        size <= NOTED && self.can_note() && (self.writers.load(Relaxed) > 2 || self.keeps(private))
     }
 
-    /// Whether a change that nobody waits for is to be noted: only where a journal is kept.
-    pub fn notes_changes(&self, private: &OwnedFd) -> bool {
-        self.can_note() && (self.noting.load(Relaxed) || journal::is_kept(private))
+    /// Whether changes beside the journal must be noted: where anybody keeps one. To be asked
+    /// after the change was made, so that a journal that begins later has only later notes.
+    pub fn must_note(&self, private: &OwnedFd) -> bool {
+        self.can_note() && self.keeps(private)
     }
 
-    /// Not where clocks and boots cannot be told, as the order of notes hangs on them.
+    fn keeps(&self, private: &OwnedFd) -> bool {
+        self.noting.load(Relaxed) || journal::is_kept(private)
+    }
+
+    /// Not where clocks and boots cannot be told, as the order of notes hangs on them, nor where
+    /// one file cannot be told from the next.
     fn can_note(&self) -> bool {
         *self.journals.get_or_init(|| {
-            flushes_together(&self.root) && host::here(self.env.clock().boot()).is_some()
+            flushes_together(&self.root)
+                && keeps_numbers(&self.root)
+                && id_of(&self.root).is_some()
+                && host::here(self.env.clock().boot()).is_some()
         })
     }
 
     /// The order of changes. To be taken under the stripe lock of the key.
     pub fn stamp(&self) -> u64 {
-        let since = self.env.clock().boot().since(BootTime::from_boot(Duration::ZERO));
-        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+        journal::stamp(&self.env)
     }
 
-    /// Returns once the change is noted, and on disk with that.
-    pub async fn note(&self, record: Record) -> Result<()> {
+    /// Returns once it is on disk that this file is to become the object at `key`.
+    pub async fn intend(
+        self: &Arc<Self>,
+        key: &Key,
+        body: Bytes,
+        (temp, file): (Temp, FileId),
+    ) -> Result<Intended> {
+        let number = self.number.fetch_add(1, Relaxed);
+        let (stamp, key) = (self.stamp(), key.to_string());
+        let pending = Pending::new(Intent { number, stamp, file, key, body });
+        let intended =
+            Intended { flusher: self.clone(), temp: Some(temp), pending: Some(pending.clone()) };
         self.noting.store(true, Relaxed);
-        self.request(Vec::new(), Some(record)).await
+        self.ask(Vec::new(), vec![Entry::Intent(pending)])?.wait().await?;
+        Ok(intended)
+    }
+
+    /// Returns once these are noted, and on disk with that.
+    pub async fn note(&self, notes: Vec<Note>) -> Result<()> {
+        self.noting.store(true, Relaxed);
+        self.ask(Vec::new(), notes.into_iter().map(Entry::Note).collect())?.wait().await
     }
 
     /// Notes a change that nobody waits for.
-    pub fn note_later(&self, record: Record) {
+    pub fn note_later(&self, note: Note) {
         self.noting.store(true, Relaxed);
-        let request = Request { targets: Vec::new(), record: Some(record), done: None };
+        let job = Job { entries: vec![Entry::Note(note)], ..Job::default() };
         // If there is no thread, it is as if the change had been lost with the power.
-        let _ = self.sender().map(|sender| sender.send(request));
+        let _ = self.sender().map(|sender| sender.send(Request::Do(job)));
     }
 
     /// Announces a write that will ask for flushes.
@@ -147,15 +190,66 @@ impl Flusher {
 
     /// Returns once all of these are on disk.
     pub async fn flush(&self, targets: Vec<Target>) -> Result<()> {
-        self.request(targets, None).await
+        self.ask(targets, Vec::new())?.wait().await
     }
 
-    async fn request(&self, targets: Vec<Target>, record: Option<Record>) -> Result<()> {
+    fn ask(&self, targets: Vec<Target>, entries: Vec<Entry>) -> Result<Answer> {
         let (done, answer) = oneshot::channel();
-        let sender = self.sender()?;
-        let ended = || Error::unavailable("the flushing thread has ended");
-        sender.send(Request { targets, record, done: Some(done) }).map_err(|_| ended())?;
-        match answer.await {
+        let job = Job { targets, entries, temp: None, done: Some(done) };
+        self.sender()?.send(Request::Do(job)).map_err(|_| ended())?;
+        Ok(Answer(answer))
+    }
+
+    fn sender(&self) -> Result<mpsc::Sender<Request>> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.ended.load(Relaxed) {
+            return Err(ended());
+        }
+        if let Some(thread) = &*thread
+            && thread.process == std::process::id()
+        {
+            return Ok(thread.requests.clone());
+        }
+        if let Some(parents) = thread.take() {
+            std::mem::forget(parents);
+            self.writers.store(0, Relaxed);
+        }
+        let (requests, receiver) = mpsc::channel();
+        let (root, writers) = (self.root.clone(), self.writers.clone());
+        let journal = Journal::new(root.clone(), self.env.clone());
+        let handle = std::thread::Builder::new()
+            .name("leasehold-flush".into())
+            .spawn(move || Rounds { root, writers, journal, failed: None }.run(&receiver))
+            .map_err(|error| {
+                Error::unavailable("cannot start the flushing thread").caused_by(error)
+            })?;
+        let process = std::process::id();
+        Ok(thread.insert(Thread { requests, handle, process }).requests.clone())
+    }
+
+    /// Waits until the journal is put away, so that the next process finds none.
+    pub fn end(&self) {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ended.store(true, Relaxed);
+        let thread = thread.take();
+        match thread {
+            Some(thread) if thread.process == std::process::id() => {
+                let _ = thread.requests.send(Request::End);
+                let _ = thread.handle.join();
+            }
+            Some(parents) => std::mem::forget(parents),
+            None => {}
+        }
+    }
+}
+
+/// The answer of the flushing thread, to come.
+pub struct Answer(oneshot::Receiver<Result<(), Failure>>);
+
+impl Answer {
+    /// Returns once it is on disk.
+    pub async fn wait(self) -> Result<()> {
+        match self.0.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(Failure::Flush(error))) => Err(Error::unavailable(format!(
                 "flushing to disk failed: {error}; check the disk, then start this process anew"
@@ -167,32 +261,46 @@ impl Flusher {
             Err(_) => Err(ended()),
         }
     }
+}
 
-    fn sender(&self) -> Result<mpsc::Sender<Request>> {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = &*thread {
-            return Ok(thread.requests.clone());
-        }
-        let (requests, receiver) = mpsc::channel();
-        let (root, writers) = (self.root.clone(), self.writers.clone());
-        let journal = Journal::new(root.clone(), self.env.clone());
-        let handle = std::thread::Builder::new()
-            .name("leasehold-flush".into())
-            .spawn(move || Rounds { root, writers, journal, failed: None }.run(&receiver))
-            .map_err(|error| {
-                Error::unavailable("cannot start the flushing thread").caused_by(error)
-            })?;
-        Ok(thread.insert(Thread { requests, handle }).requests.clone())
+fn ended() -> Error {
+    Error::unavailable("the flushing thread has ended")
+}
+
+/// A file that is on its way to become an object, and noted as such.
+pub struct Intended {
+    flusher: Arc<Flusher>,
+    temp: Option<Temp>,
+    pending: Option<Arc<Pending>>,
+}
+
+impl Intended {
+    /// The file.
+    pub fn temp(&mut self) -> Option<&mut Temp> {
+        self.temp.as_mut()
+    }
+
+    /// It has become the object at this time. The note is on its way when this returns, whether
+    /// or not anybody waits for it.
+    pub fn commit(mut self, stamp: u64) -> Result<Answer> {
+        let entries = self.pending.take().map(|pending| Entry::Commit(pending, stamp));
+        self.flusher.ask(Vec::new(), entries.into_iter().collect())
     }
 }
 
-impl Drop for Flusher {
-    /// Waits until the journal is put away, so that the next process finds none.
+impl Drop for Intended {
+    /// If nothing became of it, that is noted before the file goes: another file of the same
+    /// object could get its inode number, and be taken for it.
     fn drop(&mut self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Thread { requests, handle }) = thread {
-            drop(requests);
-            let _ = handle.join();
+        let (Some(pending), Some(temp)) = (self.pending.take(), self.temp.take()) else { return };
+        let entries = vec![Entry::Void(pending)];
+        let job = Job { entries, temp: Some(temp), ..Job::default() };
+        let sent = match self.flusher.sender() {
+            Ok(sender) => sender.send(Request::Do(job)).map_err(|unsent| unsent.0),
+            Err(_) => Err(Request::Do(job)),
+        };
+        if let Err(Request::Do(Job { temp: Some(temp), .. })) = sent {
+            temp.leave();
         }
     }
 }
@@ -208,71 +316,95 @@ struct Rounds {
 impl Rounds {
     fn run(mut self, requests: &mpsc::Receiver<Request>) {
         let together = flushes_together(&self.root);
-        loop {
+        let mut ended = false;
+        while !ended {
             let first = match self.journal.due() {
                 None => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(due) => requests.recv_timeout(due),
             };
-            let first = match first {
-                Ok(first) => first,
+            let mut round = Vec::new();
+            match first {
+                Ok(Request::Do(first)) => round.push(first),
                 Err(RecvTimeoutError::Timeout) => {
-                    self.journal.forget_later();
+                    self.journal.forget_later(false);
                     continue;
                 }
-                Err(RecvTimeoutError::Disconnected) => break,
-            };
-            let mut round = vec![first];
-            round.extend(requests.try_iter());
-            while together && round.len() < self.writers.load(Relaxed) {
-                match requests.recv_timeout(CATCH_UP) {
-                    Ok(request) => round.push(request),
-                    Err(_) => break,
+                Ok(Request::End) | Err(RecvTimeoutError::Disconnected) => break,
+            }
+            while !ended {
+                let wait = together && round.len() < self.writers.load(Relaxed);
+                let next = match requests.try_recv() {
+                    Err(_) if wait => requests.recv_timeout(CATCH_UP).ok(),
+                    next => next.ok(),
+                };
+                match next {
+                    Some(Request::Do(job)) => round.push(job),
+                    Some(Request::End) => ended = true,
+                    None => break,
                 }
             }
             self.round(round, together);
         }
-        if self.failed.is_none() {
-            self.journal.close();
+        self.journal.close();
+    }
+
+    fn round(&mut self, mut round: Vec<Job>, together: bool) {
+        if let (None, Some(error)) = (self.failed, self.journal.failure()) {
+            self.fail(error);
+        }
+        if self.journal.due() == Some(Duration::ZERO) {
+            self.journal.forget_later(false);
+        }
+        let awaited = round
+            .iter()
+            .any(|job| !job.entries.is_empty() && (job.done.is_some() || job.temp.is_some()));
+        let targets: usize = round.iter().map(|job| job.targets.len()).sum();
+        let entries: Vec<_> =
+            round.iter_mut().flat_map(|job| std::mem::take(&mut job.entries)).collect();
+        let mut noted = Ok(());
+        if !entries.is_empty() && self.failed.is_none() {
+            noted = self.journal.note(&entries, awaited);
+        }
+        let whole = match noted {
+            Ok(()) if together && targets > 2 && self.failed.is_none() => {
+                Some(flush_everything(&self.root).map_err(Failure::Flush))
+            }
+            Ok(()) => None,
+            // Nobody waits: it is as if the notes had been lost with the power.
+            Err(NotNoted::Unwritten) if !awaited && targets == 0 => None,
+            Err(NotNoted::Unwritten) => {
+                Some(self.journal.flush_everything().map_err(|error| match error {
+                    NotRaised::Open(error) => Failure::Open(error),
+                    NotRaised::Failed(error) => Failure::Flush(error),
+                }))
+            }
+            Err(NotNoted::Failed(error)) => Some(Err(Failure::Flush(error))),
+        };
+        if let Some(Err(Failure::Flush(error))) = whole {
+            self.fail(error);
+        }
+        for job in round {
+            let outcome = match (self.failed, whole) {
+                (Some(error), _) => Err(Failure::Flush(error)),
+                (None, Some(whole)) => whole,
+                (None, None) => flush_each(&self.root, &job.targets),
+            };
+            if let Err(Failure::Flush(error)) = outcome
+                && self.failed.is_none()
+            {
+                self.fail(error);
+            }
+            if let (Err(_), Some(temp)) = (outcome, job.temp) {
+                temp.leave();
+            }
+            // Nobody waits any more when the caller was cancelled.
+            let _ = job.done.map(|done| done.send(outcome));
         }
     }
 
-    fn round(&mut self, mut round: Vec<Request>, together: bool) {
-        self.failed = self.failed.or(self.journal.failure());
-        if self.journal.due() == Some(Duration::ZERO) {
-            self.journal.forget_later();
-        }
-        let awaited =
-            round.iter().any(|request| request.record.is_some() && request.done.is_some());
-        let records: Vec<_> =
-            round.iter_mut().filter_map(|request| request.record.take()).collect();
-        let mut targets: usize = round.iter().map(|request| request.targets.len()).sum();
-        if !records.is_empty()
-            && self.failed.is_none()
-            && let Err(error) = self.journal.note(&records, awaited)
-        {
-            match error {
-                // No room for notes: then everything is flushed in its place.
-                Errno::NOSPC | Errno::DQUOT => targets = usize::MAX,
-                error => self.failed = Some(error),
-            }
-        }
-        let whole = (together && targets > 2 && self.failed.is_none())
-            .then(|| flush_everything(&self.root));
-        if let Some(Err(error)) = whole {
-            self.failed = Some(error);
-        }
-        for request in round {
-            let outcome = match (self.failed, whole) {
-                (Some(error), _) => Err(Failure::Flush(error)),
-                (None, Some(_)) => Ok(()),
-                (None, None) => flush_each(&self.root, &request.targets),
-            };
-            if let Err(Failure::Flush(error)) = outcome {
-                self.failed = Some(error);
-            }
-            // Nobody waits any more when the caller was cancelled.
-            let _ = request.done.map(|done| done.send(outcome));
-        }
+    fn fail(&mut self, error: Errno) {
+        self.failed = Some(error);
+        self.journal.fail(error);
     }
 }
 
@@ -295,6 +427,17 @@ fn flushes_together(root: &OwnedFd) -> bool {
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn flushes_together(_: &OwnedFd) -> bool {
+    false
+}
+
+/// Whether a file has the same inode number after a reboot. FAT makes them up.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn keeps_numbers(root: &OwnedFd) -> bool {
+    rustix::fs::fstatfs(root).is_ok_and(|fs| fs.f_type as u64 != 0x4d44)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn keeps_numbers(_: &OwnedFd) -> bool {
     false
 }
 
@@ -344,4 +487,57 @@ fn flush_one(file: &OwnedFd) -> Result<(), Errno> {
     }
     #[cfg(not(target_vendor = "apple"))]
     rustix::fs::fsync(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::temp::Temps;
+    use super::*;
+
+    fn flusher(dir: &std::path::Path) -> Arc<Flusher> {
+        std::fs::create_dir_all(dir.join(".lh/tmp")).unwrap();
+        let root = std::fs::File::open(dir).unwrap();
+        Arc::new(Flusher::new(Arc::new(root.into()), Env::system()))
+    }
+
+    fn absence() -> Note {
+        Note { stamp: 1, key: "x".into(), state: journal::State::Absent }
+    }
+
+    #[tokio::test]
+    async fn a_fork_starts_anew() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let flusher = flusher(dir.path());
+        if !flusher.can_note() {
+            return;
+        }
+        flusher.note(vec![absence()]).await.unwrap();
+        let segments = || std::fs::read_dir(dir.path().join(".lh/log")).unwrap().count() - 1;
+        assert_eq!(segments(), 1);
+        // As a child finds it: the thread is another process'.
+        let as_forked = || flusher.thread.lock().unwrap().as_mut().unwrap().process += 1;
+        let parents = flusher.sender().unwrap();
+        as_forked();
+        flusher.note(vec![absence()]).await.unwrap();
+        assert_eq!(segments(), 2, "the child has a journal of its own");
+        as_forked();
+        // Does not wait for a thread that does not exist here.
+        flusher.end();
+        drop(parents);
+    }
+
+    #[tokio::test]
+    async fn what_is_left_after_the_end_stays_for_the_sweep() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let flusher = flusher(dir.path());
+        let folder = std::fs::File::open(dir.path().join(".lh/tmp")).unwrap();
+        let temp = Temps::new(folder.into(), 1).write(b"body").unwrap();
+        let Some(file) = id_of(&temp.file) else { return };
+        let key = Key::new("x").unwrap();
+        let intended = flusher.intend(&key, "body".into(), (temp, file)).await.unwrap();
+        flusher.end();
+        drop(intended);
+        assert_eq!(std::fs::read_dir(dir.path().join(".lh/tmp")).unwrap().count(), 1);
+        assert!(flusher.note(vec![absence()]).await.is_err());
+    }
 }

@@ -17,21 +17,23 @@ mod journal;
 mod list;
 mod names;
 mod netfs;
+mod noted;
 mod stripe;
+mod temp;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) mod watch;
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
-use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use self::fence::Fence;
@@ -42,9 +44,10 @@ use self::files::{
 use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
 use self::stripe::{Stripe, Stripes};
+use self::temp::Temps;
 use super::backend::{Backend, Kind, Lister, Reading};
 use super::meter::{Class, Meter};
-use super::types::{Delete, Durability, Get, List, Meta, Object, Put, Unknown};
+use super::types::{Delete, Durability, Get, List, Meta, Object, Put};
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use super::watch::Watch;
 use crate::env::Env;
@@ -74,15 +77,19 @@ struct Shared {
 struct Work {
     root: Arc<OwnedFd>,
     private: OwnedFd,
-    temps: OwnedFd,
+    temps: Temps,
     stripes: Stripes,
     folders: Folders,
-    flusher: Flusher,
+    flusher: Arc<Flusher>,
     fence: Fence,
     /// How many objects this process has created per folder: see [`Work::tidy`].
     created: Mutex<HashMap<u64, u8>>,
-    tag: u64,
-    counter: AtomicU64,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.flusher.end();
+    }
 }
 
 impl Dir {
@@ -133,59 +140,6 @@ impl Dir {
         })
         .await
         .map_err(|error| Error::unavailable("the write was interrupted").caused_by(error))?
-    }
-}
-
-impl Dir {
-    /// Makes the object visible, then notes it in the journal: one flush, shared with others.
-    async fn put_noted(&self, key: &Key, body: Bytes, mut temp: Temp, when: &When) -> Result<Put> {
-        let (at, when) = (key.clone(), when.clone());
-        // Creating needs the lock too: it gives the notes on a key their order.
-        let change = self.locked(key, move |work, stripe| {
-            let before = version_there(work, &at, true)?;
-            let stored = match when {
-                When::Absent if before.is_some() => None,
-                When::Absent => create(work, &at, &mut temp, &body)?,
-                _ => replace(work, &at, &mut temp, &body, &when, Durability::Volatile)?,
-            };
-            let Some(version) = stored else { return Ok(None) };
-            let record = work.record(&at, before, Some(&body));
-            drop(stripe);
-            Ok(Some((version, record)))
-        });
-        let Some((version, record)) = change.await? else { return Ok(Put::Refused) };
-        let noted = self.0.work()?.flusher.note(record).await;
-        Ok(put_outcome(version, noted, key))
-    }
-
-    async fn note_absence(&self, key: &Key) -> Result<()> {
-        let at = key.clone();
-        let record = self.locked(key, move |work, stripe| {
-            let gone = open(&work.root, &at)?.is_none();
-            let record = gone.then(|| work.record(&at, None, None));
-            drop(stripe);
-            Ok(record)
-        });
-        match record.await? {
-            Some(record) => self.0.work()?.flusher.note(record).await,
-            None => Ok(()),
-        }
-    }
-}
-
-/// It is there. Whether it stays after a power loss is another matter.
-fn put_outcome(version: Version, flushed: Result<()>, key: &Key) -> Put {
-    match flushed {
-        Ok(()) => Put::Stored(version),
-        Err(error) => Put::Unknown(Unknown::NotFlushed(error.at(key))),
-    }
-}
-
-/// The version that is there, for a note; `None` also where none is wanted.
-fn version_there(work: &Work, key: &Key, wanted: bool) -> Result<Option<Version>> {
-    match wanted {
-        true => Ok(file_meta(&work.root, key)?.map(|(version, _)| version)),
-        false => Ok(None),
     }
 }
 
@@ -247,12 +201,10 @@ impl Backend for Dir {
     ) -> Result<Put> {
         self.0.meter.request(Class::Put, body.len() as u64);
         let work = self.0.work()?;
-        let durable = durability == Durability::Durable;
         let _writer = (durability != Durability::Volatile).then(|| work.flusher.writer());
-        let noted = durable && work.flusher.notes(&work.private, body.len());
-        let mut temp = Temp::write(&self.0, &body).map_err(|error| error.at(key))?;
-        if noted {
-            return self.put_noted(key, body, temp, when).await;
+        let mut temp = work.temps.write(&body).map_err(|error| error.at(key))?;
+        if durability == Durability::Durable {
+            return self.put_durable(key, body, temp, when).await;
         }
         if durability != Durability::Volatile {
             // Nothing is visible yet, so a failure here is a plain one.
@@ -260,31 +212,16 @@ impl Backend for Dir {
             work.flusher.flush(data).await.map_err(|error| error.at(key))?;
         }
         let stored = match when {
-            When::Absent => (create(work, key, &mut temp, &body)?, None),
+            When::Absent => create(work, key, &mut temp, &body)?,
             When::Any | When::Matches(_) => {
                 let (at, when) = (key.clone(), when.clone());
-                let replaced = self.locked(key, move |work, stripe| {
-                    let before = version_there(work, &at, durable)?;
-                    let stored = replace(work, &at, &mut temp, &body, &when, durability)?;
-                    // Somebody began to keep a journal: it must not miss this.
-                    let note = durable && work.flusher.notes(&work.private, body.len());
-                    let record = note.then(|| work.record(&at, before, Some(&body)));
-                    drop(stripe);
-                    Ok((stored, record))
+                let replaced = self.locked(key, move |work, _stripe| {
+                    replace(work, &at, &mut temp, &body, &when, durability)
                 });
                 replaced.await?
             }
         };
-        let (Some(version), record) = stored else { return Ok(Put::Refused) };
-        let flushed = match record {
-            Some(record) => work.flusher.note(record).await,
-            None if durable => {
-                let folders = Target::FoldersAbove(path_of(key.as_str()).into_owned());
-                work.flusher.flush(vec![folders]).await
-            }
-            None => Ok(()),
-        };
-        Ok(put_outcome(version, flushed, key))
+        Ok(stored.map_or(Put::Refused, Put::Stored))
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
@@ -296,10 +233,8 @@ impl Backend for Dir {
         self.locked(key, move |work, stripe| {
             let outcome = remove(work, &at, version.as_ref())?;
             if matches!(outcome, Delete::Deleted) {
-                let note = work.flusher.notes_changes(&work.private);
-                let record = note.then(|| work.record(&at, version, None));
+                work.note_deleted(&at);
                 drop(stripe);
-                record.into_iter().for_each(|record| work.flusher.note_later(record));
                 work.tidy(&path_of(at.as_str()), false);
             }
             Ok(outcome)
@@ -317,6 +252,7 @@ impl Backend for Dir {
             // First what is remembered, then what is forgotten.
             stripe.retire(token).map_err(|error| write_error(error).at(&at))?;
             let outcome = remove(work, &at, None)?;
+            work.note_deleted(&at);
             drop(stripe);
             work.tidy(&path_of(at.as_str()), false);
             Ok(outcome)
@@ -373,19 +309,10 @@ impl Backend for Dir {
     }
 
     async fn persist(&self, keys: &[Key]) -> Result<()> {
-        let Some(root) = self.0.root()? else { return Ok(()) };
-        let work = self.0.work()?;
-        let mut targets = Vec::with_capacity(keys.len() * 2);
-        for key in keys {
-            match open(root, key)? {
-                Some((file, _)) => targets.push(Target::File(Arc::new(file))),
-                // That it is gone must be known to the journal too.
-                None if work.flusher.notes_changes(&work.private) => self.note_absence(key).await?,
-                None => {}
-            }
-            targets.push(Target::FoldersAbove(path_of(key.as_str()).into_owned()));
+        match self.0.root()? {
+            Some(_) => self.persist_noted(keys).await,
+            None => Ok(()),
         }
-        work.flusher.flush(targets).await
     }
 }
 
@@ -414,7 +341,13 @@ impl Shared {
                 ),
             ));
         }
-        journal::recover(&root)?;
+        if let Err(error) = journal::recover(&root, &self.env) {
+            // What is there can be read. Writing waits until this has been done.
+            tracing::warn!(
+                store = %self.path.display(), %error,
+                "the machine was not shut down cleanly, and what was written last cannot be recovered"
+            );
+        }
         Ok(Some(self.root.get_or_init(|| Arc::new(root))))
     }
 
@@ -427,6 +360,8 @@ impl Shared {
             Some(root) => root.clone(),
             None => self.create_root()?,
         };
+        // Done already, unless it failed: a recovery that came later would undo what we write.
+        journal::recover(&root, &self.env)?;
         let folder = |name: &str| -> Result<OwnedFd, Errno> {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             make_folder(&root, name)?;
@@ -437,20 +372,18 @@ impl Shared {
             make_folder(&root, &format!("{PRIVATE}/locks"))?;
             Ok(Work {
                 private,
-                temps: folder(&format!("{PRIVATE}/tmp"))?,
+                temps: Temps::new(folder(&format!("{PRIVATE}/tmp"))?, self.env.random()),
                 stripes: Stripes::new(),
                 folders: Folders::default(),
-                flusher: Flusher::new(root.clone(), self.env.clone()),
+                flusher: Arc::new(Flusher::new(root.clone(), self.env.clone())),
                 fence: Fence::default(),
                 created: Mutex::default(),
-                tag: self.env.random(),
-                counter: AtomicU64::new(0),
                 root: root.clone(),
             })
         };
         let work = make().map_err(|error| self.failed("write to", error))?;
         let work = self.work.get_or_init(|| work);
-        work.sweep();
+        work.temps.sweep();
         Ok(work)
     }
 
@@ -512,16 +445,6 @@ impl Shared {
 }
 
 impl Work {
-    /// A note of a change that was just made. The caller holds the key's stripe lock.
-    fn record(&self, key: &Key, before: Option<Version>, after: Option<&[u8]>) -> journal::Record {
-        journal::Record {
-            stamp: self.flusher.stamp(),
-            key: key.to_string(),
-            before: before.map(|version| version.as_str().to_owned()),
-            after: after.map(<[u8]>::to_vec),
-        }
-    }
-
     /// Removes folders that the deleted object left empty, unless this process keeps making
     /// objects there: making a folder costs ten times what an object does. Empty folders do no
     /// harm, listings pass them over.
@@ -561,94 +484,6 @@ impl Work {
                 make_folder(&self.root, folder)
             }
             made => made,
-        }
-    }
-
-    fn new_temp(&self) -> Result<(OwnedFd, String), Errno> {
-        let name = format!("{:016x}-{:x}", self.tag, self.counter.fetch_add(1, Relaxed));
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.temps, &name, flags, Mode::from_raw_mode(0o666))?;
-        Ok((file, name))
-    }
-
-    /// Whether the temporary file is still there: another process sweeps it away if ours slept for
-    /// an hour between writing it and naming it.
-    fn check_temp(&self, temp: &Temp) -> Result<()> {
-        match rustix::fs::statat(&self.temps, temp.name(), AtFlags::empty()) {
-            Err(Errno::NOENT) => {
-                Err(Error::unavailable("the temporary file was swept away: try again"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Removes temporary files that crashed processes left. Ages are told by the file system
-    /// alone: a file that it makes now says what time it is there.
-    fn sweep(&self) {
-        const OLD: i64 = 3600;
-        let Ok(dir) = rustix::fs::Dir::read_from(self.temps.as_fd()) else { return };
-        let stat = |name: &std::ffi::CStr| {
-            rustix::fs::statat(&self.temps, name, AtFlags::SYMLINK_NOFOLLOW)
-        };
-        let names: Vec<_> = dir
-            .filter_map(Result::ok)
-            .filter(|entry| entry.file_type() != FileType::Directory)
-            .filter_map(|entry| Some((stat(entry.file_name()).ok()?.st_mtime, entry)))
-            .collect();
-        if names.is_empty() {
-            return;
-        }
-        let Ok((file, name)) = self.new_temp() else { return };
-        if let Ok(now) = rustix::fs::fstat(&file) {
-            for (modified, entry) in names {
-                if now.st_mtime - modified > OLD {
-                    let _ = rustix::fs::unlinkat(&self.temps, entry.file_name(), AtFlags::empty());
-                }
-            }
-        }
-        let _ = rustix::fs::unlinkat(&self.temps, name, AtFlags::empty());
-    }
-}
-
-/// A temporary file, removed when dropped unless it became an object.
-struct Temp {
-    shared: Arc<Shared>,
-    file: Arc<OwnedFd>,
-    name: Option<String>,
-}
-
-impl Temp {
-    fn write(shared: &Arc<Shared>, body: &[u8]) -> Result<Self> {
-        let work = shared.work()?;
-        let (file, name) = work.new_temp().map_err(write_error)?;
-        let temp = Self { shared: shared.clone(), file: Arc::new(file), name: Some(name) };
-        let mut rest = body;
-        while !rest.is_empty() {
-            match rustix::io::write(&temp.file, rest) {
-                Ok(0) => return Err(write_error(Errno::IO)),
-                Ok(written) => rest = &rest[written..],
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(write_error(error)),
-            }
-        }
-        Ok(temp)
-    }
-
-    fn name(&self) -> &str {
-        self.name.as_deref().unwrap_or_default()
-    }
-
-    /// It has become an object.
-    fn became_object(&mut self) {
-        self.name = None;
-    }
-}
-
-impl Drop for Temp {
-    fn drop(&mut self) {
-        if let (Some(name), Some(work)) = (&self.name, self.shared.work.get()) {
-            // If it is gone already, so much the better.
-            let _ = rustix::fs::unlinkat(&work.temps, name.as_str(), AtFlags::empty());
         }
     }
 }

@@ -1,50 +1,65 @@
 //! The journal: what makes many durable writes cost one flush.
 //!
-//! A durable write may either flush its file and its folders, which costs two flushes, or be made
-//! visible at once and noted in the journal, which costs a part of one: all that are noted at the
-//! same time share it. Every few seconds the whole file system is flushed in the background, and
-//! what was noted until then is forgotten. What was created and deleted in between never reaches
-//! the disk but for its note, which flash memory is grateful for.
+//! A durable write may either flush its file and its folders, or be noted in the journal, which
+//! costs a part of two flushes: all that are noted at the same time share them. Every few seconds
+//! the whole file system is flushed in the background, and what was noted until then is forgotten.
 //!
 //! ```text
-//!   .lh/log/{process}-{n}.log   header, records; locked (flock) by its writer while that lives
+//!   temporary file ─▶ intent: key, content, which file ─▶ flush ─┐   nothing is visible yet
+//!   ┌──────────────────────────────────────────────────────────◀─┘
+//!   └▶ rename and stamp, under the stripe lock ─▶ commit: key, stamp, which intent ─▶ flush ─▶ ok
+//!
+//!   .lh/log/{boot}-{process}-{n}.log   segment: header, records; locked (flock) while its writer lives
+//!   .lh/log/{…}.kept.log               of a process whose flushes failed: for after a reboot
+//!   .lh/log/floor                      up to when everything is on disk
 //! ```
 //!
 //! Within a boot nothing is ever read back: when a process dies, the kernel still has its files.
-//! The first process after a power loss finds segments of another boot and [recovers](recover)
-//! from them before it does anything else.
+//! The first process after a power loss [recovers](mod@recover): **each key gets the state of its last
+//! committed note**. So a file that became visible without its data can be mended from its intent,
+//! and what was acknowledged is there whichever renames reached the disk.
 //!
-//! Deletes are noted too, while there is a journal, but nobody waits for that: a delete that was
-//! not persisted may be undone by a power loss, within seconds, as without a journal.
+//! - What is not durable is not noted, and a recovery undoes it if there is a note on its key.
+//! - Durable writes beside the journal are noted *as they are*, after their own flushes, where
+//!   anybody keeps a journal: an older note must not undo them. They look for one after their
+//!   rename; one that begins later has only later notes.
+//! - Deletes are noted too, but nobody waits for that: one that was not persisted may be undone.
+//! - An intent and its commit stand in one segment. Whatever else an intent was for (a refused
+//!   write), its file keeps its inode number until that is noted too.
 
+mod floor;
+mod forget;
 mod record;
 mod recover;
+mod restore;
+mod segment;
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, OFlags};
 use rustix::io::Errno;
 
-pub use record::Record;
+pub use floor::NotRaised;
+pub use record::{Intent, Note, State};
 pub use recover::recover;
 
-use self::record::{HEADER, Header};
-use super::files::make_folder;
+use self::forget::{Common, Forgetter, forget_here};
+use self::record::Record;
+use self::segment::Segment;
+use super::files::open_beneath;
 use super::names::PRIVATE;
 use crate::env::{BootTime, Env};
-use crate::host;
 
 /// A segment is full at this size.
 const FULL: u64 = 4 << 20;
-/// A segment grows by this much: within what it has, a flush writes nothing but the records.
-const GROWTH: u64 = 256 << 10;
 /// How long a record waits to be forgotten.
 const KEEP: Duration = Duration::from_secs(5);
 
 /// Where the segments are, from the root.
-pub fn folder() -> String {
+fn folder() -> String {
     format!("{PRIVATE}/log")
 }
 
@@ -53,226 +68,244 @@ pub fn is_kept(private: &OwnedFd) -> bool {
     rustix::fs::statat(private, "log", AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
+/// The order of changes. To be taken under the stripe lock of the key.
+pub fn stamp(env: &Env) -> u64 {
+    let since = env.clock().boot().since(BootTime::from_boot(Duration::ZERO));
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What is to be noted.
+#[derive(Debug)]
+pub enum Entry {
+    Intent(Arc<Pending>),
+    /// The intent's file became the object at this time.
+    Commit(Arc<Pending>, u64),
+    /// The intent's file did not.
+    Void(Arc<Pending>),
+    Note(Note),
+}
+
+/// An intent on its way.
+#[derive(Debug)]
+pub struct Pending {
+    intent: Intent,
+    /// In which use of which segment it stands; zero before it does.
+    turn: AtomicU64,
+}
+
+impl Pending {
+    pub fn new(intent: Intent) -> Arc<Self> {
+        Arc::new(Self { intent, turn: AtomicU64::new(0) })
+    }
+}
+
+/// Why something was not noted.
+#[derive(Debug, Clone, Copy)]
+pub enum NotNoted {
+    /// The journal could not be written, or is gone: flushing everything does as well.
+    Unwritten,
+    /// A flush failed, or what it wrote cannot be known.
+    Failed(Errno),
+}
+
 /// This process' journal of one store. Belongs to the flushing thread.
 #[derive(Debug)]
 pub struct Journal {
-    root: Arc<OwnedFd>,
-    env: Env,
-    tag: u64,
-    made: u32,
+    common: Arc<Common>,
+    writer: u64,
+    turns: u64,
     current: Option<Segment>,
     forgetter: Option<Forgetter>,
-}
-
-#[derive(Debug)]
-struct Segment {
-    file: OwnedFd,
-    name: String,
-    header: Header,
-    /// Where the next record goes.
-    end: u64,
-    /// Up to where blocks are written.
-    ready: u64,
-    /// When the first record was noted.
-    since: Option<BootTime>,
+    used: bool,
 }
 
 impl Journal {
     pub fn new(root: Arc<OwnedFd>, env: Env) -> Self {
-        let tag = env.random();
-        Self { root, env, tag, made: 0, current: None, forgetter: None }
+        let writer = env.random();
+        let common = Arc::new(Common::new(root, env));
+        Self { common, writer, turns: 0, current: None, forgetter: None, used: false }
     }
 
-    /// Writes the records, and if `flush` is given returns once they are on disk.
-    pub fn note(&mut self, records: &[Record], flush: bool) -> Result<(), Errno> {
+    /// Writes the entries, and if `flush` is given returns once they are on disk.
+    pub fn note(&mut self, entries: &[Entry], flush: bool) -> Result<(), NotNoted> {
         if self.current.as_ref().is_some_and(|segment| segment.end >= FULL) {
-            self.forget_later();
+            self.forget_later(true);
         }
         let mut segment = match self.current.take() {
             Some(segment) => segment,
-            None => self.next_segment()?,
+            None => self.next_segment().map_err(unwritten)?,
         };
-        let noted = segment.note(records, self.env.clock().boot());
-        let noted = noted.and_then(|()| match flush {
-            true => rustix::fs::fdatasync(&segment.file),
-            false => Ok(()),
-        });
-        self.current = Some(segment);
-        noted
+        let mut frames = Vec::new();
+        let mut frame = |record: &Record| frames.extend(record.frame(segment.epoch()));
+        for entry in entries {
+            match entry {
+                Entry::Intent(pending) => frame(&Record::Intent(pending.intent.clone())),
+                Entry::Commit(pending, stamp) => {
+                    let Intent { number, key, .. } = &pending.intent;
+                    // The segment that it stood in was full or flushed meanwhile.
+                    if pending.turn.load(Relaxed) != segment.turn {
+                        frame(&Record::Intent(pending.intent.clone()));
+                    }
+                    let (key, state) = (key.clone(), State::Content(*number));
+                    frame(&Record::Note(Note { stamp: *stamp, key, state }));
+                }
+                Entry::Void(pending) => frame(&Record::Void(pending.intent.number)),
+                Entry::Note(note) => frame(&Record::Note(note.clone())),
+            }
+        }
+        let written = segment.write(&frames, self.common.env.clock().boot());
+        let turn = segment.turn;
+        let segment = self.current.insert(segment);
+        if let Err(error) = written {
+            // A part of it may be there, and must not be taken for what follows the next records:
+            // the segment is used no more before its epoch is over.
+            self.forget_later(false);
+            return Err(unwritten(error));
+        }
+        for entry in entries {
+            if let Entry::Intent(pending) | Entry::Commit(pending, _) = entry {
+                pending.turn.store(turn, Relaxed);
+            }
+        }
+        if !flush {
+            return Ok(());
+        }
+        segment.flush().map_err(NotNoted::Failed)?;
+        if !segment.is_there(&self.common.root) {
+            // Somebody removed it, and with it what was noted before.
+            self.current = None;
+            return Err(NotNoted::Unwritten);
+        }
+        Ok(())
+    }
+
+    /// Flushes the whole file system in place of noting.
+    pub fn flush_everything(&self) -> Result<(), NotRaised> {
+        self.common.flush_everything()
     }
 
     /// When the records that were noted so far should be forgotten; `None` if there are none.
     pub fn due(&self) -> Option<Duration> {
         let since = self.current.as_ref()?.since?;
-        Some(KEEP.saturating_sub(self.env.clock().boot().since(since)))
+        Some(KEEP.saturating_sub(self.common.env.clock().boot().since(since)))
     }
 
-    /// Has everything flushed in the background, so that the records so far can be forgotten.
-    pub fn forget_later(&mut self) {
-        let Some(segment) = self.current.take() else { return };
+    /// Has everything flushed in the background, so that the records so far can be forgotten. If
+    /// that is busy, waits for it only if asked to.
+    pub fn forget_later(&mut self, wait: bool) {
+        let Some(mut segment) = self.current.take() else { return };
         if segment.since.is_none() {
             self.current = Some(segment);
             return;
         }
         if self.forgetter.is_none() {
-            self.forgetter = Forgetter::start(self.root.clone());
+            self.forgetter = Forgetter::start(self.common.clone());
         }
-        // Without a thread the segment stays, and is forgotten by whoever finds it later.
-        if let Some(forgetter) = &self.forgetter {
-            let _ = forgetter.full.send(segment);
+        let Some(forgetter) = &self.forgetter else {
+            self.current = forget_here(&self.common, segment).map(|segment| self.renewed(segment));
+            return;
+        };
+        if let Err(mut back) = forgetter.take(segment, wait) {
+            // Busy: once more after a while.
+            back.since = Some(self.common.env.clock().boot());
+            segment = back;
+            self.current = Some(segment);
         }
     }
 
-    /// Why flushing in the background failed, if it did.
+    /// Why flushing failed, if it ever did.
     pub fn failure(&self) -> Option<Errno> {
-        let forgetter = self.forgetter.as_ref()?;
-        *forgetter.failed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.common.failure()
+    }
+
+    /// Nothing is noted any more, and what was is kept.
+    pub fn fail(&mut self, error: Errno) {
+        self.common.fail(error);
+        if let Some(segment) = &self.current {
+            segment.keep(&self.common.root);
+        }
     }
 
     /// Flushes everything and removes the segments: the regular end.
     pub fn close(mut self) {
-        self.forget_later();
+        if !self.used {
+            return;
+        }
+        if let Some(error) = self.failure() {
+            self.fail(error);
+            return;
+        }
+        self.forget_later(true);
         let mut unused: Vec<_> = self.current.take().into_iter().collect();
-        if let Some(Forgetter { full, spare, thread, .. }) = self.forgetter.take() {
-            drop(full);
-            let _ = thread.join();
-            unused.extend(spare.try_iter());
+        if let Some(forgetter) = self.forgetter.take() {
+            unused.extend(forgetter.end());
         }
-        for segment in &unused {
-            segment.remove(&self.root);
+        for segment in unused.iter().filter(|segment| segment.since.is_none()) {
+            segment.remove(&self.common.root);
         }
-        if !unused.is_empty() {
-            // Goes only if nobody else keeps a journal.
-            let _ = rustix::fs::unlinkat(&self.root, folder(), AtFlags::REMOVEDIR);
-        }
+        self.common.leave();
     }
 
     fn next_segment(&mut self) -> Result<Segment, Errno> {
-        if let Some(forgetter) = &self.forgetter
-            && let Ok(segment) = forgetter.spare.try_recv()
+        let spare = self.forgetter.as_ref().and_then(|forgetter| forgetter.spare.try_recv().ok());
+        if let Some(segment) = spare {
+            return Ok(self.renewed(segment));
+        }
+        self.turns += 1;
+        self.used = true;
+        let segment = Segment::create(&self.common.root, self.writer, self.turns)?;
+        self.common.prepare_floor().inspect_err(|_| segment.remove(&self.common.root))?;
+        Ok(segment)
+    }
+
+    fn renewed(&mut self, mut segment: Segment) -> Segment {
+        self.turns += 1;
+        segment.turn = self.turns;
+        segment
+    }
+}
+
+/// Before anything was noted all errors but a broken disk leave another way.
+fn unwritten(error: Errno) -> NotNoted {
+    match error {
+        Errno::IO => NotNoted::Failed(error),
+        _ => NotNoted::Unwritten,
+    }
+}
+
+/// The folder of the journal, if there is one: not where a link leads.
+fn open_folder(root: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    match open_beneath(root, &folder(), flags) {
+        Ok(folder) => Ok(Some(folder)),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn segment_names(log: &OwnedFd) -> Result<Vec<String>, Errno> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(log)? {
+        if let Ok(name) = entry?.file_name().to_str()
+            && name.ends_with(".log")
         {
-            return Ok(segment);
+            names.push(name.to_owned());
         }
-        self.made += 1;
-        let name = format!("{:016x}-{}.log", self.tag, self.made);
-        Segment::create(&self.root, name)
+    }
+    Ok(names)
+}
+
+/// Whether this file is what stands at `path`, and not one that was removed or moved away.
+fn is_at(root: &OwnedFd, path: &str, file: &OwnedFd) -> bool {
+    let there = rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW);
+    match (there, rustix::fs::fstat(file)) {
+        (Ok(there), Ok(own)) => (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino),
+        _ => false,
     }
 }
 
-impl Segment {
-    /// A new one. It is locked before anybody can see it, and on disk before anything is in it.
-    fn create(root: &OwnedFd, name: String) -> Result<Self, Errno> {
-        let temp = format!("{PRIVATE}/tmp/{name}");
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(root, &temp, flags, Mode::from_raw_mode(0o666))?;
-        let made = (|| {
-            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-            let header =
-                Header { epoch: 1, boot_id: host::boot_id().to_owned(), device: device_of(root)? };
-            write_all(&file, &header.to_bytes(), 0)?;
-            let mut segment = Self { file, name, header, end: HEADER, ready: HEADER, since: None };
-            segment.make_room(GROWTH - HEADER)?;
-            rustix::fs::fsync(&segment.file)?;
-            let path = segment.path();
-            // Somebody may remove the empty folder meanwhile, but not for ever.
-            for _ in 0..100 {
-                make_folder(root, &folder())?;
-                match rustix::fs::renameat(root, &temp, root, &path) {
-                    Err(Errno::NOENT) => {}
-                    renamed => {
-                        renamed?;
-                        flush_folders(root)?;
-                        return Ok(segment);
-                    }
-                }
-            }
-            Err(Errno::NOENT)
-        })();
-        if made.is_err() {
-            let _ = rustix::fs::unlinkat(root, &temp, AtFlags::empty());
-        }
-        made
-    }
-
-    fn path(&self) -> String {
-        format!("{}/{}", folder(), self.name)
-    }
-
-    fn note(&mut self, records: &[Record], now: BootTime) -> Result<(), Errno> {
-        let mut bytes = Vec::new();
-        for record in records {
-            bytes.extend(record.frame(self.header.epoch));
-        }
-        self.make_room(bytes.len() as u64)?;
-        write_all(&self.file, &bytes, self.end)?;
-        self.end += bytes.len() as u64;
-        self.since.get_or_insert(now);
-        Ok(())
-    }
-
-    fn make_room(&mut self, bytes: u64) -> Result<(), Errno> {
-        let needed = self.end + bytes;
-        if needed > self.ready {
-            let ready = needed.next_multiple_of(GROWTH);
-            write_all(&self.file, &vec![0; (ready - self.ready) as usize], self.ready)?;
-            self.ready = ready;
-        }
-        Ok(())
-    }
-
-    /// Makes it as new. Its records are not needed any more.
-    fn forget(&mut self) -> Result<(), Errno> {
-        self.header.epoch = self.header.epoch.wrapping_add(1);
-        write_all(&self.file, &self.header.to_bytes(), 0)?;
-        rustix::fs::fdatasync(&self.file)?;
-        (self.end, self.since) = (HEADER, None);
-        Ok(())
-    }
-
-    fn remove(&self, root: &OwnedFd) {
-        // One that stays is removed by whoever finds it later.
-        let _ = rustix::fs::unlinkat(root, self.path(), AtFlags::empty());
-    }
-}
-
-/// Flushes the file system, so that full segments can be used again.
-#[derive(Debug)]
-struct Forgetter {
-    full: mpsc::Sender<Segment>,
-    spare: mpsc::Receiver<Segment>,
-    failed: Arc<Mutex<Option<Errno>>>,
-    thread: std::thread::JoinHandle<()>,
-}
-
-impl Forgetter {
-    fn start(root: Arc<OwnedFd>) -> Option<Self> {
-        let (full, segments) = mpsc::channel::<Segment>();
-        let (give, spare) = mpsc::channel();
-        let failed = Arc::<Mutex<Option<Errno>>>::default();
-        let failure = failed.clone();
-        let run = move || {
-            while let Ok(first) = segments.recv() {
-                let mut full = vec![first];
-                full.extend(segments.try_iter());
-                let flushed = sync_everything(&root);
-                let forgotten =
-                    flushed.and_then(|()| full.iter_mut().try_for_each(Segment::forget));
-                if let Err(error) = forgotten {
-                    // The segments stay: after a reboot they may be all there is.
-                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                    return;
-                }
-                for (n, segment) in full.into_iter().enumerate() {
-                    match n {
-                        0 => drop(give.send(segment)),
-                        _ => segment.remove(&root),
-                    }
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("leasehold-forget".into()).spawn(run).ok()?;
-        Some(Self { full, spare, failed, thread })
-    }
+fn boot_hash(boot_id: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(boot_id.as_bytes())
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -283,20 +316,6 @@ fn sync_everything(root: &OwnedFd) -> Result<(), Errno> {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn sync_everything(_: &OwnedFd) -> Result<(), Errno> {
     Err(Errno::NOSYS)
-}
-
-/// That a segment is there must be on disk too.
-fn flush_folders(root: &OwnedFd) -> Result<(), Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    for path in [folder().as_str(), PRIVATE] {
-        rustix::fs::fsync(rustix::fs::openat(root, path, flags, Mode::empty())?)?;
-    }
-    rustix::fs::fsync(root.as_fd())
-}
-
-#[allow(clippy::unnecessary_cast)] // the field differs in type between systems
-fn device_of(root: &OwnedFd) -> Result<u64, Errno> {
-    Ok(rustix::fs::fstat(root)?.st_dev as u64)
 }
 
 fn write_all(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
@@ -312,4 +331,60 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno>
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::record::{HEADER, Header, records};
+    use super::*;
+    use crate::store::dir::files::FileId;
+
+    fn journal(dir: &std::path::Path) -> Journal {
+        std::fs::create_dir_all(dir.join(".lh/tmp")).unwrap();
+        let root: OwnedFd = std::fs::File::open(dir).unwrap().into();
+        Journal::new(Arc::new(root), Env::system())
+    }
+
+    #[test]
+    fn after_a_failed_flush_the_notes_stay_whoever_flushes_later() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let note = || Entry::Note(Note { stamp: 1, key: "x".into(), state: State::Absent });
+        let (mut failing, mut other) = (journal(dir.path()), journal(dir.path()));
+        failing.note(&[note()], true).unwrap();
+        other.note(&[note()], true).unwrap();
+        failing.fail(Errno::IO);
+        failing.close();
+        other.close();
+        let left = std::fs::read_dir(dir.path().join(".lh/log")).unwrap();
+        let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        let kept = |name: &&std::ffi::OsString| name.to_string_lossy().ends_with(".kept.log");
+        assert_eq!(left.iter().filter(kept).count(), 1, "{left:?}");
+        assert_eq!(left.len(), 2, "and the floor: {left:?}");
+    }
+
+    #[test]
+    fn a_commit_stands_in_one_segment_with_its_intent() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let mut journal = journal(dir.path());
+        let file = FileId { inode: 1, born: (0, 0) };
+        let intent = Intent { number: 1, stamp: 1, file, key: "x".into(), body: "body".into() };
+        let pending = Pending::new(intent.clone());
+        journal.note(&[Entry::Intent(pending.clone())], true).unwrap();
+        // Everything is flushed in between, and its records forgotten.
+        journal.forget_later(true);
+        journal.note(&[Entry::Commit(pending, 9)], true).unwrap();
+        let segments = std::fs::read_dir(dir.path().join(".lh/log")).unwrap();
+        let commit = Note { stamp: 9, key: "x".into(), state: State::Content(1) };
+        let whole = [Record::Intent(intent), Record::Note(commit)];
+        let found = segments.map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+        let found: Vec<_> = found
+            .filter_map(|bytes| {
+                let header = Header::parse(&bytes)?;
+                Some(records(&bytes[HEADER as usize..], header.epoch))
+            })
+            .collect();
+        assert!(found.iter().any(|records| records[..] == whole), "{found:?}");
+        journal.close();
+        assert!(!dir.path().join(".lh/log").exists());
+    }
 }

@@ -4,12 +4,15 @@
 //! A segment is used again after its records are not needed any more, with the next epoch, so what
 //! is left of earlier ones does not count.
 
+use bytes::Bytes;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::store::dir::files::FileId;
 
 /// Where the records begin: one block, so that rewriting the header touches no record.
 pub const HEADER: u64 = 4096;
 
-const MAGIC: &[u8; 8] = b"LHJRNL1\n";
+const MAGIC: &[u8; 8] = b"LHJRNL2\n";
 const FRAME: usize = 16;
 
 /// Whose records these are.
@@ -17,17 +20,17 @@ const FRAME: usize = 16;
 pub struct Header {
     /// Which use of the segment this is.
     pub epoch: u32,
+    /// Tells writers apart: numbers of intents are theirs.
+    pub writer: u64,
     /// The boot in which it was written: within it, the kernel still has everything.
     pub boot_id: String,
-    /// The device that the store was on.
-    pub device: u64,
 }
 
 impl Header {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.epoch.to_le_bytes());
-        bytes.extend(self.device.to_le_bytes());
+        bytes.extend(self.writer.to_le_bytes());
         put_text(&mut bytes, self.boot_id.as_bytes());
         let checksum = xxh3_64(&bytes);
         bytes.extend(checksum.to_le_bytes());
@@ -39,41 +42,95 @@ impl Header {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes.strip_prefix(MAGIC)?;
         let epoch = u32::from_le_bytes(*take(&mut rest)?);
-        let device = u64::from_le_bytes(*take(&mut rest)?);
+        let writer = u64::from_le_bytes(*take(&mut rest)?);
         let boot_id = take_text(&mut rest)?;
         let length = bytes.len() - rest.len();
         let checksum = u64::from_le_bytes(*take(&mut rest)?);
         if checksum != xxh3_64(&bytes[..length]) {
             return None;
         }
-        Some(Self { epoch, device, boot_id: String::from_utf8(boot_id.to_vec()).ok()? })
+        Some(Self { epoch, writer, boot_id: String::from_utf8(boot_id.to_vec()).ok()? })
     }
 }
 
-/// One change of one object.
+/// What stands in a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    /// When it was made, by the boot clock, under the key's stripe lock: the order of changes.
+pub enum Record {
+    /// On disk before the file becomes visible.
+    Intent(Intent),
+    /// On disk before success is reported.
+    Note(Note),
+    /// The intent with this number came to nothing.
+    Void(u64),
+}
+
+/// A file that is about to become an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Intent {
+    /// Its number, among those of its writer.
+    pub number: u64,
+    /// When it was written.
+    pub stamp: u64,
+    /// Which file.
+    pub file: FileId,
+    /// Which object.
+    pub key: String,
+    /// The whole content.
+    pub body: Bytes,
+}
+
+/// What an object was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// When, by the boot clock, under the key's stripe lock: the order of changes.
     pub stamp: u64,
     /// Which object.
     pub key: String,
-    /// What it was before, if that is known: a version, or `None` for nothing.
-    pub before: Option<String>,
-    /// What it is now: a content, or `None` for nothing.
-    pub after: Option<Vec<u8>>,
+    /// What it is since.
+    pub state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// The content of the writer's intent with this number.
+    Content(u64),
+    /// There is none.
+    Absent,
+    /// What the file shows: it was flushed before this was noted.
+    AsItIs,
 }
 
 impl Record {
     /// The record as it stands in a segment of this epoch.
     pub fn frame(&self, epoch: u32) -> Vec<u8> {
-        let size = self.key.len() + self.after.as_ref().map_or(0, Vec::len) + 96;
-        let mut bytes = Vec::with_capacity(FRAME + size);
-        bytes.resize(FRAME, 0);
-        bytes.extend(self.stamp.to_le_bytes());
-        put_text(&mut bytes, self.key.as_bytes());
-        for part in [self.before.as_ref().map(String::as_bytes), self.after.as_deref()] {
-            bytes.push(u8::from(part.is_some()));
-            put_text(&mut bytes, part.unwrap_or_default());
+        let mut bytes = vec![0; FRAME];
+        match self {
+            Self::Intent(Intent { number, stamp, file, key, body }) => {
+                bytes.reserve(key.len() + body.len() + 64);
+                bytes.push(b'i');
+                bytes.extend(number.to_le_bytes());
+                bytes.extend(stamp.to_le_bytes());
+                bytes.extend(file.inode.to_le_bytes());
+                bytes.extend(file.born.0.to_le_bytes());
+                bytes.extend(file.born.1.to_le_bytes());
+                put_text(&mut bytes, key.as_bytes());
+                put_text(&mut bytes, body);
+            }
+            Self::Note(Note { stamp, key, state }) => {
+                let (kind, number) = match state {
+                    State::Content(number) => (b'c', *number),
+                    State::Absent => (b'a', 0),
+                    State::AsItIs => (b's', 0),
+                };
+                bytes.push(kind);
+                bytes.extend(number.to_le_bytes());
+                bytes.extend(stamp.to_le_bytes());
+                put_text(&mut bytes, key.as_bytes());
+            }
+            Self::Void(number) => {
+                bytes.push(b'v');
+                bytes.extend(number.to_le_bytes());
+            }
         }
         let length = (bytes.len() - FRAME) as u32;
         let checksum = checksum(&bytes[FRAME..], epoch);
@@ -85,19 +142,30 @@ impl Record {
 
     fn parse(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
+        let [kind] = *take::<1>(&mut rest)?;
+        let number = u64::from_le_bytes(*take(&mut rest)?);
+        if kind == b'v' {
+            return rest.is_empty().then_some(Self::Void(number));
+        }
         let stamp = u64::from_le_bytes(*take(&mut rest)?);
-        let key = String::from_utf8(take_text(&mut rest)?.to_vec()).ok()?;
-        let mut part = || -> Option<Option<Vec<u8>>> {
-            let [there] = *take::<1>(&mut rest)?;
-            let text = take_text(&mut rest)?.to_vec();
-            Some((there == 1).then_some(text))
+        let record = if kind == b'i' {
+            let inode = u64::from_le_bytes(*take(&mut rest)?);
+            let seconds = i64::from_le_bytes(*take(&mut rest)?);
+            let born = (seconds, u32::from_le_bytes(*take(&mut rest)?));
+            let key = String::from_utf8(take_text(&mut rest)?.to_vec()).ok()?;
+            let body = Bytes::copy_from_slice(take_text(&mut rest)?);
+            Self::Intent(Intent { number, stamp, file: FileId { inode, born }, key, body })
+        } else {
+            let state = match kind {
+                b'c' => State::Content(number),
+                b'a' => State::Absent,
+                b's' => State::AsItIs,
+                _ => return None,
+            };
+            let key = String::from_utf8(take_text(&mut rest)?.to_vec()).ok()?;
+            Self::Note(Note { stamp, key, state })
         };
-        let (before, after) = (part()?, part()?);
-        let before = match before {
-            Some(version) => Some(String::from_utf8(version).ok()?),
-            None => None,
-        };
-        rest.is_empty().then_some(Self { stamp, key, before, after })
+        rest.is_empty().then_some(record)
     }
 }
 
@@ -148,9 +216,21 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_record() -> impl Strategy<Value = Record> {
-        let body = proptest::option::of(proptest::collection::vec(any::<u8>(), 0..200));
-        (any::<u64>(), ".{1,40}", proptest::option::of("[0-9a-f]{32}"), body)
-            .prop_map(|(stamp, key, before, after)| Record { stamp, key, before, after })
+        let body = proptest::collection::vec(any::<u8>(), 0..200);
+        let ids = (any::<u64>(), any::<u64>(), any::<u64>(), any::<(i64, u32)>());
+        (0..5, ids, ".{1,40}", body).prop_map(|(kind, (number, stamp, inode, born), key, body)| {
+            let state = match kind {
+                0 => return Record::Void(number),
+                1 => {
+                    let (file, body) = (FileId { inode, born }, body.into());
+                    return Record::Intent(Intent { number, stamp, file, key, body });
+                }
+                2 => State::Content(number),
+                3 => State::Absent,
+                _ => State::AsItIs,
+            };
+            Record::Note(Note { stamp, key, state })
+        })
     }
 
     proptest! {
@@ -182,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_header_comes_back_and_a_torn_one_does_not() {
-        let header = Header { epoch: 3, boot_id: "b-1".into(), device: 42 };
+        let header = Header { epoch: 3, writer: 42, boot_id: "b-1".into() };
         let mut bytes = header.to_bytes();
         bytes.resize(HEADER as usize, 0);
         assert_eq!(Header::parse(&bytes), Some(header));

@@ -1,0 +1,234 @@
+//! Up to when everything is on disk: `.lh/log/floor`.
+//!
+//! Whoever has flushed the whole file system writes down the time at which it began to. Notes of
+//! that boot up to then do not count any more, whosever they are: a process that was killed or
+//! stopped cannot put its own away.
+//!
+//! Two blocks, written in turn, so that one is always whole: `LHFLOOR1`, turn, four times boot and
+//! stamp (the boot's id, hashed), checksum.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{boot_hash, is_at, open_folder, segment_names, write_all};
+use crate::host;
+
+const NAME: &str = "floor";
+const MAGIC: &[u8; 8] = b"LHFLOOR1";
+const BLOCK: u64 = 4096;
+const LENGTH: usize = 88;
+/// How long to wait for another process: it holds the lock for one small flush.
+const PATIENCE: u32 = 30_000;
+
+/// Why the floor was not raised.
+#[derive(Debug, Clone, Copy)]
+pub enum NotRaised {
+    /// It could not be opened: nothing was tried.
+    Open(Errno),
+    /// Writing or flushing it failed.
+    Failed(Errno),
+}
+
+/// What the file says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Floors {
+    turn: u64,
+    /// Boot and stamp, the newest first.
+    boots: [(u64, u64); 4],
+}
+
+impl Floors {
+    /// Notes of this boot count above it.
+    pub fn of(&self, boot_id: &str) -> u64 {
+        let boot = boot_hash(boot_id);
+        self.boots.iter().find(|(of, _)| *of == boot).map_or(0, |(_, stamp)| *stamp)
+    }
+
+    /// What stands in this folder; nothing if there is none.
+    pub fn read(log: &OwnedFd) -> Result<Self, Errno> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        match rustix::fs::openat(log, NAME, flags, Mode::empty()) {
+            Ok(file) => Self::from_file(&file),
+            Err(Errno::NOENT) => Ok(Self::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn from_file(file: &OwnedFd) -> Result<Self, Errno> {
+        let block = |at: u64| -> Result<Option<Self>, Errno> {
+            let mut bytes = [0; LENGTH];
+            let read = rustix::io::pread(file, &mut bytes, at)?;
+            Ok(Self::parse(&bytes[..read]))
+        };
+        let both = [block(0)?, block(BLOCK)?];
+        Ok(both.into_iter().flatten().max_by_key(|floors| floors.turn).unwrap_or_default())
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (content, sum) = bytes.split_last_chunk()?;
+        let mut numbers = content.strip_prefix(MAGIC)?.as_chunks::<8>().0.iter();
+        let mut next = || numbers.next().map(|bytes| u64::from_le_bytes(*bytes));
+        let mut floors = Self { turn: next()?, ..Self::default() };
+        for slot in &mut floors.boots {
+            *slot = (next()?, next()?);
+        }
+        (u64::from_le_bytes(*sum) == xxh3_64(content)).then_some(floors)
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.turn.to_le_bytes());
+        for (boot, stamp) in self.boots {
+            bytes.extend(boot.to_le_bytes());
+            bytes.extend(stamp.to_le_bytes());
+        }
+        let checksum = xxh3_64(&bytes);
+        bytes.extend(checksum.to_le_bytes());
+        bytes
+    }
+
+    fn raise(&mut self, boot: u64, stamp: u64) {
+        let at = self.boots.iter().position(|(of, _)| *of == boot);
+        let stamp = at.map_or(stamp, |at| self.boots[at].1.max(stamp));
+        // The others keep their order, and the last makes room for one that is new.
+        self.boots[..=at.unwrap_or(3)].rotate_right(1);
+        self.boots[0] = (boot, stamp);
+        self.turn += 1;
+    }
+}
+
+/// The open file, kept so that raising the floor needs none when there are no more to be had.
+#[derive(Debug, Default)]
+pub struct Floor(Option<OwnedFd>);
+
+impl Floor {
+    /// Opens or makes the file, on disk with its name.
+    pub fn prepare(&mut self, root: &OwnedFd) -> Result<&OwnedFd, Errno> {
+        if self.0.as_ref().is_some_and(|file| !is_there(root, file)) {
+            self.0 = None;
+        }
+        match &mut self.0 {
+            Some(file) => Ok(file),
+            empty => {
+                let log = open_folder(root)?.ok_or(Errno::NOENT)?;
+                let flags = OFlags::RDWR
+                    | OFlags::CREATE
+                    | OFlags::CLOEXEC
+                    | OFlags::NOFOLLOW
+                    | OFlags::NONBLOCK;
+                let file = rustix::fs::openat(&log, NAME, flags, Mode::from_raw_mode(0o666))?;
+                let size = || rustix::fs::fstat(&file).map(|stat| stat.st_size as u64);
+                if size()? < 2 * BLOCK {
+                    // Another may be at it, and have written what we must not overwrite.
+                    let _lock = Lock::take(&file)?;
+                    let size = size()?.min(2 * BLOCK);
+                    // Room for both blocks, so that a full disk is no obstacle later.
+                    write_all(&file, &vec![0; (2 * BLOCK - size) as usize], size)?;
+                    rustix::fs::fsync(&file)?;
+                    rustix::fs::fsync(&log)?;
+                }
+                Ok(empty.insert(file))
+            }
+        }
+    }
+
+    /// Writes down that everything up to this stamp is on disk. Nothing to do where there are no
+    /// notes at all.
+    pub fn raise(&mut self, root: &OwnedFd, stamp: u64) -> Result<(), NotRaised> {
+        loop {
+            // Asked first without opening anything: there may be no more files to be had.
+            let there = rustix::fs::statat(root, super::folder(), AtFlags::SYMLINK_NOFOLLOW);
+            if there.is_err() || open_folder(root).map_err(NotRaised::Open)?.is_none() {
+                return Ok(());
+            }
+            let file = self.prepare(root).map_err(NotRaised::Open)?;
+            let lock = Lock::take(file).map_err(NotRaised::Open)?;
+            // The last to leave removed it before we had the lock.
+            if !is_there(root, file) {
+                continue;
+            }
+            let write = || {
+                let mut floors = Floors::from_file(file)?;
+                floors.raise(boot_hash(host::boot_id()), stamp);
+                write_all(file, &floors.to_bytes(), floors.turn % 2 * BLOCK)?;
+                rustix::fs::fdatasync(file)
+            };
+            let written = write().map_err(NotRaised::Failed);
+            drop(lock);
+            return written;
+        }
+    }
+
+    /// Removes the floor and the folder if there are no segments left.
+    pub fn remove_if_last(&mut self, root: &OwnedFd) -> Result<(), Errno> {
+        let Some(log) = open_folder(root)? else { return Ok(()) };
+        // Segments must be gone from the disk before that which makes them harmless.
+        rustix::fs::fsync(&log)?;
+        let file = self.prepare(root)?;
+        let lock = Lock::take(file)?;
+        if segment_names(&log)?.is_empty() {
+            rustix::fs::unlinkat(&log, NAME, AtFlags::empty())?;
+            // Stays if somebody begins a journal right now, who then needs no floor of before.
+            let _ = rustix::fs::unlinkat(root, super::folder(), AtFlags::REMOVEDIR);
+        }
+        drop(lock);
+        Ok(())
+    }
+}
+
+/// Whether this is the file that recovery would look at.
+fn is_there(root: &OwnedFd, file: &OwnedFd) -> bool {
+    is_at(root, &format!("{}/{NAME}", super::folder()), file)
+}
+
+struct Lock<'a>(&'a OwnedFd);
+
+impl<'a> Lock<'a> {
+    fn take(file: &'a OwnedFd) -> Result<Self, Errno> {
+        for _ in 0..PATIENCE {
+            match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(file)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Errno::TIMEDOUT)
+    }
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        // Closing is the only other way to unlock, and the kernel does that when we end.
+        let _ = rustix::fs::flock(self.0, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_floor_only_rises_and_each_boot_has_its_own() {
+        let mut floors = Floors::default();
+        floors.raise(boot_hash("a"), 7);
+        floors.raise(boot_hash("b"), 3);
+        floors.raise(boot_hash("a"), 5);
+        assert_eq!((floors.of("a"), floors.of("b"), floors.of("c")), (7, 3, 0));
+        for boot in ["c", "d", "e"] {
+            floors.raise(boot_hash(boot), 1);
+        }
+        assert_eq!((floors.of("a"), floors.of("b"), floors.of("e")), (7, 0, 1));
+        let mut bytes = floors.to_bytes();
+        assert_eq!(bytes.len(), LENGTH);
+        assert_eq!(Floors::parse(&bytes), Some(floors));
+        bytes[20] ^= 1;
+        assert_eq!(Floors::parse(&bytes), None);
+        assert_eq!(Floors::parse(b""), None);
+    }
+}

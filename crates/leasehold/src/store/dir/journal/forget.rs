@@ -1,0 +1,146 @@
+//! Flushes the file system in the background, so that notes can be forgotten.
+
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::TrySendError;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
+
+use super::floor::{Floor, NotRaised};
+use super::segment::{Segment, dead};
+use super::{open_folder, stamp, sync_everything};
+use crate::env::Env;
+
+/// How many full segments may wait: then writers do.
+const BACKLOG: usize = 4;
+
+/// What the threads of one journal share.
+#[derive(Debug)]
+pub struct Common {
+    pub root: Arc<OwnedFd>,
+    pub env: Env,
+    floor: Mutex<Floor>,
+    failed: Mutex<Option<Errno>>,
+}
+
+impl Common {
+    pub fn new(root: Arc<OwnedFd>, env: Env) -> Self {
+        Self { root, env, floor: Mutex::default(), failed: Mutex::default() }
+    }
+
+    /// Why flushing failed, if it ever did: that is final.
+    pub fn failure(&self) -> Option<Errno> {
+        *self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn fail(&self, error: Errno) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+
+    /// Opens the floor while that is possible.
+    pub fn prepare_floor(&self) -> Result<(), Errno> {
+        let mut floor = self.floor.lock().unwrap_or_else(PoisonError::into_inner);
+        floor.prepare(&self.root).map(drop)
+    }
+
+    /// Flushes the file system, and has it known that what was noted until now does not count any
+    /// more: else a note of before could undo what was flushed after it.
+    pub fn flush_everything(&self) -> Result<(), NotRaised> {
+        let begun = stamp(&self.env);
+        sync_everything(&self.root).map_err(NotRaised::Failed)?;
+        if let Some(error) = self.failure() {
+            return Err(NotRaised::Failed(error));
+        }
+        self.floor.lock().unwrap_or_else(PoisonError::into_inner).raise(&self.root, begun)
+    }
+
+    /// Flushes everything and makes these segments as new. `false` if that failed: then they are
+    /// kept, as after a reboot they may be all there is.
+    fn forget(&self, segments: &mut [Segment]) -> bool {
+        // Locked before the flush begins: one that dies meanwhile may have noted what this flush
+        // did not see.
+        let dead = dead(&self.root);
+        let flushed = match self.flush_everything() {
+            Ok(()) => segments.iter_mut().try_for_each(Segment::forget),
+            Err(NotRaised::Open(error) | NotRaised::Failed(error)) => Err(error),
+        };
+        if let Err(error) = flushed {
+            self.fail(error);
+            segments.iter().for_each(|segment| segment.keep(&self.root));
+            return false;
+        }
+        if let Ok(Some(log)) = open_folder(&self.root) {
+            for (name, _) in &dead {
+                let _ = rustix::fs::unlinkat(&log, name, AtFlags::empty());
+            }
+        }
+        true
+    }
+
+    /// Removes the folder if this was the last process that kept a journal.
+    pub fn leave(&self) {
+        let mut floor = self.floor.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever comes next tries again.
+        let _ = floor.remove_if_last(&self.root);
+    }
+}
+
+/// The background thread.
+#[derive(Debug)]
+pub struct Forgetter {
+    full: mpsc::SyncSender<Segment>,
+    pub spare: mpsc::Receiver<Segment>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Forgetter {
+    pub fn start(common: Arc<Common>) -> Option<Self> {
+        let (full, segments) = mpsc::sync_channel::<Segment>(BACKLOG);
+        let (give, spare) = mpsc::channel();
+        let run = move || {
+            while let Ok(first) = segments.recv() {
+                let mut full = vec![first];
+                full.extend(segments.try_iter());
+                if !common.forget(&mut full) {
+                    // Goes on, so that all that follow are kept too.
+                    continue;
+                }
+                for (n, segment) in full.into_iter().enumerate() {
+                    match n {
+                        0 => drop(give.send(segment)),
+                        _ => segment.remove(&common.root),
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("leasehold-forget".into()).spawn(run).ok()?;
+        Some(Self { full, spare, thread })
+    }
+
+    /// Has this segment forgotten, or gives it back. A full one waits for its turn.
+    pub fn take(&self, segment: Segment, wait: bool) -> Result<(), Segment> {
+        match wait {
+            true => self.full.send(segment).map_err(|error| error.0),
+            false => self.full.try_send(segment).map_err(|error| match error {
+                TrySendError::Full(segment) | TrySendError::Disconnected(segment) => segment,
+            }),
+        }
+    }
+
+    /// Ends after all it was given is forgotten, and returns what can be removed.
+    pub fn end(self) -> Vec<Segment> {
+        let Self { full, spare, thread } = self;
+        drop(full);
+        let _ = thread.join();
+        spare.try_iter().collect()
+    }
+}
+
+/// Forgets a segment here and now, where there is no thread to do it.
+pub fn forget_here(common: &Common, segment: Segment) -> Option<Segment> {
+    let mut segments = [segment];
+    common.forget(&mut segments).then_some(())?;
+    let [segment] = segments;
+    Some(segment)
+}
