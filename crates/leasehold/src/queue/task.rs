@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use leasehold_protocol::cas::Version;
-use leasehold_protocol::format::lease::Process;
 use leasehold_protocol::format::task::{self as format, DeadLetter, Failure, Json, Receipt};
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::queue::{self as decide, AfterFailure, History};
@@ -15,7 +14,6 @@ use tokio_util::sync::CancellationToken;
 use super::Queue;
 use super::bundle::Piece;
 use crate::lease::Tenure;
-use crate::store::Kind as StoreKind;
 use crate::{Error, ErrorKind, Result};
 
 /// What an ack came to.
@@ -156,18 +154,6 @@ impl Task {
             Some(Kind::Single(held)) => held.tenure.trusted_for(),
             Some(Kind::Piece(piece)) => piece.trusted_for(),
             None => Duration::ZERO,
-        }
-    }
-
-    /// Notes which process works on the task: in a directory, where a dead worker is recognised at
-    /// once, the task is not taken over while that lives. Elsewhere it costs nothing, and nothing
-    /// is noted.
-    pub async fn set_child(&self, child: Option<Process>) -> Result<()> {
-        match self.kind() {
-            Some(Kind::Single(held)) if held.queue.store().kind() == StoreKind::Directory => {
-                held.tenure.set_child(child).await
-            }
-            _ => Ok(()),
         }
     }
 

@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::queue::{Json, NewTask, Outcome, Queue};
 use leasehold::{Error, ErrorKind, Store};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use super::invalid;
 use crate::args::Args;
@@ -124,8 +125,15 @@ async fn push_lines(
     let reader = std::thread::spawn(move || options.read(&lines));
     let mut pushed = 0_u64;
     let mut known = 0_u64;
+    // No more is begun once something went wrong.
+    let stop = CancellationToken::new();
     let chunks = futures::stream::unfold(receiver, |mut receiver| async {
-        receiver.recv().await.map(|chunk| (chunk, receiver))
+        let chunk = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            chunk = receiver.recv() => chunk,
+        };
+        chunk.map(|chunk| (chunk, receiver))
     });
     let pushes = chunks
         .map(|chunk| async move {
@@ -144,17 +152,21 @@ async fn push_lines(
         })
         .buffer_unordered(AT_A_TIME);
     let mut pushes = Box::pin(pushes);
-    let outcome = loop {
-        match pushes.next().await {
-            None => break Ok(()),
-            Some(Err(error)) => break Err(error),
-            Some(Ok((new, old))) => {
+    let mut outcome = Ok(());
+    // To the end also after an error: what is under way may be stored already, and is counted.
+    while let Some(push) = pushes.next().await {
+        match push {
+            Ok((new, old)) => {
                 pushed += new;
                 known += old;
                 bar.set_position(pushed + known);
             }
+            Err(error) => {
+                stop.cancel();
+                outcome = outcome.and(Err(error));
+            }
         }
-    };
+    }
     drop(pushes);
     bar.finish_and_clear();
     match args.json {

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::invalid;
 use crate::args::Args;
 use crate::args::queue::Work;
-use crate::child::{Pipes, Running};
+use crate::child::{Pipes, Running, Warden};
 use crate::exit::{Ending, Exit};
 use crate::render;
 
@@ -53,11 +53,14 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
         }
         queues.push(Queue::open_or_create(store, name, None).await?);
     }
+    // It stands in every lease, and so must be there before the first claim.
+    let warden = Warden::start()?;
     let usual = || format!("{}:{}", host::host_name(), std::process::id());
     let settings = WorkerSettings {
         name: work.name.clone().unwrap_or_else(usual),
         poll: work.poll,
         until_empty: work.exit_when_empty,
+        companion: warden.pid().and_then(host::process),
     };
     let worker = Worker::new(queues, settings);
     let tally = Arc::new(Tally::default());
@@ -72,6 +75,10 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut signals = 0;
     let mut deadline = None;
+    // Goes on beside the tasks: it may have to wait for one of them.
+    let drain = worker.drain();
+    tokio::pin!(drain);
+    let mut draining = false;
     let mut tick = tokio::time::interval(Duration::from_millis(200));
     let ended = loop {
         let late = async {
@@ -84,6 +91,10 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
             ended = &mut loops => break ended,
             _ = tick.tick() => bar.set_message(line(&tally, store)),
             () = late, if !stop.is_cancelled() => stop.cancel(),
+            drained = &mut drain, if draining => {
+                draining = false;
+                drained?;
+            }
             _ = terminate.recv() => signals += 1,
             _ = interrupt.recv() => signals += 1,
         }
@@ -91,7 +102,7 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
             if !args.quiet {
                 render::say("finishing what is under way; once more to stop it");
             }
-            worker.drain().await?;
+            draining = true;
             deadline = Some(after(work.drain));
         } else if signals > 1 {
             stop.cancel();
@@ -279,9 +290,8 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
         ("LEASEHOLD_ATTEMPT", task.attempt().to_string()),
         ("LEASEHOLD_TOKEN", task.token().to_string()),
     ];
-    let (mut running, pipes) = Running::start_piped(&command, variables)?;
+    let (mut running, pipes) = Running::start_task(&command, variables)?;
     let Pipes { mut stdin, mut stdout, stderr } = pipes;
-    task.set_child(running.pid().and_then(host::process)).await?;
     running.trust(task.trusted_for());
     let feed = async {
         // A command that does not read its input is fine.
@@ -312,11 +322,14 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
     };
     tokio::pin!(too_long);
     let mut tick = tokio::time::interval(Duration::from_millis(500));
+    let mut talked = None;
     let ended = loop {
         tokio::select! {
-            talked = &mut talk => {
-                let (output, said) = talked?;
-                let code = running.wait().await?;
+            // It may close its output long before it ends.
+            all = &mut talk, if talked.is_none() => talked = Some(all?),
+            code = running.wait(), if talked.is_some() => {
+                let code = code?;
+                let (output, said) = talked.unwrap_or_default();
                 // Its sitter may have stopped it because the claim could not be trusted any more.
                 return Ok(match task.check() {
                     Ok(()) => Ended::By { code, output, said },
@@ -331,9 +344,19 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
         }
     };
     running.signal(Signal::TERM);
-    let gone = tokio::time::timeout(work.grace, running.wait()).await;
-    if gone.is_err() {
-        running.kill().await?;
+    let grace = tokio::time::sleep(work.grace);
+    tokio::pin!(grace);
+    loop {
+        tokio::select! {
+            // Somebody has to read what it says, or it never gets to its end.
+            _ = &mut talk, if talked.is_none() => talked = Some(Default::default()),
+            _ = running.wait() => break,
+            _ = tick.tick() => running.trust(task.trusted_for()),
+            () = &mut grace => {
+                running.kill().await?;
+                break;
+            }
+        }
     }
     Ok(ended)
 }
