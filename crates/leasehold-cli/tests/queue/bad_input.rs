@@ -94,7 +94,8 @@ fn options_that_make_no_sense() {
         (&["push", "q"], "TASK"),
         (&["create", "q", "--ttl", "1s", "--heartbeat", "1s"], "do not go together"),
         (&["create", "q", "--ttl", "0s"], "do not go together"),
-        (&["create", "q", "--ttl", "99999999999h"], "99999999999h"),
+        (&["create", "q", "--ttl", "99999999999h"], "a ttl is at most 365d"),
+        (&["create", "q", "--heartbeat", "9999999999h"], "do not go together"),
         (&["create", "q", "--shards", "0"], "1 to 256 shards"),
         (&["create", "q", "--shards", "257"], "1 to 256 shards"),
         (&["create", "q", "--max-attempts", "0"], "at least 1"),
@@ -108,7 +109,7 @@ fn options_that_make_no_sense() {
         (&["work", "q", "--fail-code", "256", "--", "true"], "256"),
         (&["work", "q", "--fail-code", "0", "--", "true"], "0"),
         (&["purge", "q"], "--pending"),
-        (&["retry", "q"], "--all"),
+        (&["retry", "q"], "TASKS"),
         (&["retry", "q", "x", "--all"], "--all"),
     ] {
         place.fails(words, 2, part);

@@ -98,7 +98,7 @@ impl Place {
     /// The same as values, one per line.
     #[track_caller]
     pub fn json(&self, words: &[&str]) -> Vec<Value> {
-        let out = self.ok(&[words, &["--json"]].concat());
+        let out = self.ok(&[&["--json"], words].concat());
         out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 

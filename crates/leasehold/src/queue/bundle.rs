@@ -362,7 +362,7 @@ impl Piece {
         Ok(Failure { at, worker, crash: false, error: error.to_owned() })
     }
 
-    pub async fn nack(self, error: &str, delay: Option<Duration>) -> Result<()> {
+    pub async fn nack(self, error: &str, delay: Option<Duration>) -> Result<bool> {
         let left = async {
             let failure = self.failure(error).await?;
             let random = self.queue().store().env().random();
@@ -370,11 +370,17 @@ impl Piece {
             let history = History { crashes: self.run.0.history.crashes, ..History::default() };
             let task = self.task();
             match decide::after_failure(&history, task, &settings, failure, delay, random) {
-                AfterFailure::Retry(history) => self.run.leave(self.n, &history).await,
-                AfterFailure::GiveUp(history) => self.run.write_dead_letter(self.n, history).await,
+                AfterFailure::Retry(history) => {
+                    self.run.leave(self.n, &history).await.map(|()| true)
+                }
+                AfterFailure::GiveUp(history) => {
+                    self.run.write_dead_letter(self.n, history).await.map(|()| false)
+                }
             }
         };
-        self.left_by(left.await).await
+        let left = left.await;
+        let again = *left.as_ref().unwrap_or(&false);
+        self.left_by(left.map(drop)).await.map(|()| again)
     }
 
     pub async fn fail(self, error: &str) -> Result<()> {

@@ -23,6 +23,9 @@ const AT_A_TIME: usize = 32;
 /// The most tasks in a bundle: its records must stay small enough to be rewritten by heartbeats.
 pub const MAX_BUNDLE: usize = 10_000;
 
+/// An empty name would be no name where tasks are in a bundle.
+const NAMELESS: &str = "a task needs a name, or none at all to get one";
+
 /// A task to be pushed.
 #[derive(Debug, Clone)]
 pub struct NewTask {
@@ -135,6 +138,9 @@ impl Queue {
         let now = store.now().await?;
         let nonce = store.env().nonce();
         let chosen = task.id.clone();
+        if chosen.as_deref() == Some("") {
+            return Err(Error::invalid(NAMELESS));
+        }
         let delay = task.delay;
         let id = match &chosen {
             Some(id) => id.clone(),
@@ -206,6 +212,9 @@ impl Queue {
         let names: Vec<String> = names.collect();
         // What a name cannot be is better said now than when the task leaves the bundle.
         for name in &names {
+            if name.is_empty() {
+                return Err(Error::invalid(NAMELESS));
+            }
             self.keys()
                 .part(&Unit::Task(name.clone()), Part::Work)
                 .map_err(|error| Error::invalid(format!("task id {name:?}: {error}")))?;

@@ -199,12 +199,12 @@ impl Task {
     }
 
     /// Not done: to be tried again, after `delay` or what the queue's backoff says. Once it has
-    /// failed as often as it may, it becomes a dead letter.
-    pub async fn nack(mut self, error: &str, delay: Option<Duration>) -> Result<()> {
+    /// failed as often as it may, it becomes a dead letter. Says whether it is tried again.
+    pub async fn nack(mut self, error: &str, delay: Option<Duration>) -> Result<bool> {
         match self.0.take() {
             Some(Kind::Single(held)) => held.nack(error, delay).await,
             Some(Kind::Piece(piece)) => piece.nack(error, delay).await,
-            None => Ok(()),
+            None => Ok(false),
         }
     }
 
@@ -308,15 +308,17 @@ impl Held {
         Ok(Failure { at, worker: self.worker(), crash: false, error: error.to_owned() })
     }
 
-    async fn nack(self, error: &str, delay: Option<Duration>) -> Result<()> {
+    async fn nack(self, error: &str, delay: Option<Duration>) -> Result<bool> {
         let failure = self.failure(error).await?;
         let random = self.queue.store().env().random();
         let settings = self.queue.settings();
         match decide::after_failure(&self.history, &self.task, &settings, failure, delay, random) {
             AfterFailure::Retry(history) => {
-                self.tenure.release_with(|lease| history.write(lease)).await
+                self.tenure.release_with(|lease| history.write(lease)).await.map(|()| true)
             }
-            AfterFailure::GiveUp(history) => Self { history, ..self }.give_up().await,
+            AfterFailure::GiveUp(history) => {
+                Self { history, ..self }.give_up().await.map(|()| false)
+            }
         }
     }
 

@@ -36,12 +36,16 @@ pub async fn run(args: &Args, store: &Store, push: &Push) -> anyhow::Result<Endi
     if bundle > 1 && (named || push.delay.is_some()) {
         return Err(invalid("tasks with names or a delay cannot be bundled: leave --bundle out"));
     }
+    // What is wrong with them is said before anything is made.
+    let texts = push.tasks.iter().filter(|_| !stream);
+    let tasks: Vec<NewTask> = texts.map(|text| task(text, push)).collect::<anyhow::Result<_>>()?;
     let queue = Queue::open_or_create(store, &push.queue, None).await?;
     if stream {
         return push_lines(args, &queue, push, bundle).await;
     }
-    let tasks: Vec<NewTask> =
-        push.tasks.iter().map(|text| task(text, push)).collect::<anyhow::Result<_>>()?;
+    if push.wait && !queue.settings().receipts {
+        return Err(invalid("the queue keeps no receipts: there is nothing to wait for"));
+    }
     if bundle > 1 {
         for chunk in tasks.chunks(bundle) {
             for id in queue.push_bundle(chunk.to_vec()).await? {

@@ -46,11 +46,15 @@ impl Tally {
 }
 
 pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Ending> {
+    let names: Vec<&str> = work.queues.split(',').map(str::trim).collect();
+    if names.contains(&"") {
+        return Err(invalid(format!("a queue without a name in {:?}", work.queues)));
+    }
+    if work.fail_code == 0 {
+        return Err(invalid("--fail-code cannot be 0, which says that the task is done"));
+    }
     let mut queues = Vec::new();
-    for name in work.queues.split(',').map(str::trim) {
-        if name.is_empty() {
-            return Err(invalid(format!("a queue without a name in {:?}", work.queues)));
-        }
+    for name in names {
         queues.push(Queue::open_or_create(store, name, None).await?);
     }
     // It stands in every lease, and so must be there before the first claim.
@@ -237,8 +241,7 @@ async fn run_task(
         Ok(ended) => ended,
         Err(error) => {
             // Not the task's fault, but it must not be tried for ever either.
-            Tally::add(&tally.retried);
-            task.nack(&format!("{error:#}"), None).await?;
+            nack(task, &format!("{error:#}"), tally).await?;
             return Err(error);
         }
     };
@@ -262,13 +265,11 @@ async fn run_task(
             task.fail(&format!("exit code {code}{said}")).await?;
         }
         Ended::By { code, said, .. } => {
-            Tally::add(&tally.retried);
-            task.nack(&format!("exit code {code}{said}"), None).await?;
+            nack(task, &format!("exit code {code}{said}"), tally).await?;
         }
         Ended::TimedOut(limit) => {
-            Tally::add(&tally.retried);
             let limit = leasehold::settings::format_duration(limit);
-            task.nack(&format!("the command took longer than {limit}"), None).await?;
+            nack(task, &format!("the command took longer than {limit}"), tally).await?;
         }
         Ended::Stopped => task.give_back().await?,
         // Its claim is somebody else's: nothing is to be said about it.
@@ -277,6 +278,12 @@ async fn run_task(
             let _ = task.give_back().await;
         }
     }
+    Ok(())
+}
+
+async fn nack(task: Task, error: &str, tally: &Tally) -> leasehold::Result<()> {
+    let again = task.nack(error, None).await?;
+    Tally::add(if again { &tally.retried } else { &tally.failed });
     Ok(())
 }
 
