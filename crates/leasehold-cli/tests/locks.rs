@@ -155,7 +155,7 @@ fn after_kill_9_nothing_that_came_of_the_command_is_left() {
     first.args(["lock", "run", "x", "--", "sh", "-c", &script]).stderr(Stdio::null());
     let mut first = first.spawn().unwrap();
     for name in ["own", "deep"] {
-        wait_for(&dir.join(format!("{name}.start")));
+        wait_for(&dir.join(format!("{name}.beat")));
     }
     first.kill().unwrap();
     first.wait().unwrap();

@@ -219,7 +219,7 @@ pub struct Work {
 }
 
 #[derive(Debug, ClapArgs)]
-#[group(required = true, multiple = true)]
+#[group(id = "what", required = true, multiple = true)]
 pub struct Purge {
     /// Tasks that nobody has claimed, and scheduled ones
     #[arg(long)]

@@ -86,6 +86,9 @@ impl Default for QueueSettings {
     }
 }
 
+/// Longer, and nobody lives to see a dead worker's task done.
+const LONGEST_TTL: Duration = Duration::from_secs(365 * 86_400);
+
 /// Why settings cannot work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -96,7 +99,10 @@ impl QueueSettings {
     pub fn checked(self) -> Result<Self, SettingsError> {
         let span = duration::format;
         let bad = |text: String| Err(SettingsError(text));
-        if self.heartbeat.is_zero() || self.heartbeat * 2 > self.ttl {
+        if self.ttl > LONGEST_TTL {
+            return bad(format!("a ttl is at most {}, not {}", span(LONGEST_TTL), span(self.ttl)));
+        }
+        if self.heartbeat.is_zero() || self.heartbeat.saturating_mul(2) > self.ttl {
             return bad(format!(
                 "a task must be renewed at least twice within its ttl: heartbeat {} and ttl {} do \
                  not go together",

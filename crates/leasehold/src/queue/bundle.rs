@@ -65,7 +65,7 @@ pub(super) struct Piece {
 }
 
 impl Run {
-    /// Starts on a bundle, or gives it up where it was tried too often.
+    /// Starts on a bundle, or breaks it up where its workers vanished too often.
     pub async fn begin(
         queue: &Queue,
         unit: &Unit,
@@ -99,7 +99,7 @@ impl Run {
             state,
         }));
         if run.0.history.crashes >= queue.settings().max_crashes {
-            run.give_up().await?;
+            run.break_up().await?;
             return Ok(Tried::Over);
         }
         if run.left().is_empty() {
@@ -116,10 +116,14 @@ impl Run {
         all.filter(|n| !state.history.done.contains(*n)).collect()
     }
 
-    /// Hands out a task.
-    pub fn piece(&self, n: u32) -> Piece {
-        self.state().under_way += 1;
-        Piece { run: self.clone(), n }
+    /// Hands out a task, unless the bundle goes back to the others.
+    pub fn piece(&self, n: u32) -> Option<Piece> {
+        let mut state = self.state();
+        if state.abandoned || self.0.lost.is_cancelled() {
+            return None;
+        }
+        state.under_way += 1;
+        Some(Piece { run: self.clone(), n })
     }
 
     /// No more tasks are handed out: the bundle goes back to the others once those that were are
@@ -128,12 +132,17 @@ impl Run {
         let idle = {
             let mut state = self.state();
             state.abandoned = true;
-            state.under_way == 0
+            // Where all are done, whoever finished the last one completes the bundle right now.
+            state.under_way == 0 && !self.is_done(&state)
         };
         match idle {
             true => self.let_go().await,
             false => Ok(()),
         }
+    }
+
+    fn is_done(&self, state: &State) -> bool {
+        state.history.done.len() == self.0.bundle.tasks.len() as u64
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -172,7 +181,7 @@ impl Run {
             if let Some(slot) = state.results.get_mut(n as usize) {
                 *slot = result;
             }
-            let all = state.history.done.len() == self.0.bundle.tasks.len() as u64;
+            let all = self.is_done(&state);
             (all, state.abandoned && state.under_way == 0)
         };
         match (all, abandoned) {
@@ -235,11 +244,12 @@ impl Run {
         Ok(if first { Acked::First } else { Acked::Again })
     }
 
-    /// Tried too often: what is left becomes dead letters.
-    async fn give_up(&self) -> Result<()> {
+    /// Its workers vanished too often: one of its tasks may be to blame, and nobody knows which. So
+    /// each goes on by itself, and the others need not suffer for it.
+    async fn break_up(&self) -> Result<()> {
+        let history = History { errors: self.0.history.errors.clone(), ..History::default() };
         for n in self.left() {
-            let history = self.0.history.clone();
-            self.write_dead_letter(n, history).await?;
+            self.leave(n, &history).await?;
             self.state().history.done.insert(n);
         }
         self.complete().await.map(|_| ())
@@ -352,7 +362,7 @@ impl Piece {
         Ok(Failure { at, worker, crash: false, error: error.to_owned() })
     }
 
-    pub async fn nack(self, error: &str, delay: Option<Duration>) -> Result<()> {
+    pub async fn nack(self, error: &str, delay: Option<Duration>) -> Result<bool> {
         let left = async {
             let failure = self.failure(error).await?;
             let random = self.queue().store().env().random();
@@ -360,11 +370,17 @@ impl Piece {
             let history = History { crashes: self.run.0.history.crashes, ..History::default() };
             let task = self.task();
             match decide::after_failure(&history, task, &settings, failure, delay, random) {
-                AfterFailure::Retry(history) => self.run.leave(self.n, &history).await,
-                AfterFailure::GiveUp(history) => self.run.write_dead_letter(self.n, history).await,
+                AfterFailure::Retry(history) => {
+                    self.run.leave(self.n, &history).await.map(|()| true)
+                }
+                AfterFailure::GiveUp(history) => {
+                    self.run.write_dead_letter(self.n, history).await.map(|()| false)
+                }
             }
         };
-        self.left_by(left.await).await
+        let left = left.await;
+        let again = *left.as_ref().unwrap_or(&false);
+        self.left_by(left.map(drop)).await.map(|()| again)
     }
 
     pub async fn fail(self, error: &str) -> Result<()> {

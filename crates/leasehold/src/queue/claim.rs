@@ -1,6 +1,7 @@
 //! Claiming, giving up, and cleaning up after others.
 
 use leasehold_protocol::cas::{Version, When};
+use leasehold_protocol::format::lease::Lease;
 use leasehold_protocol::format::task::{self as format, DeadLetter, Receipt};
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::queue::{self as decide, Claim, History, Met};
@@ -31,7 +32,7 @@ pub(super) enum Tried {
 impl Queue {
     /// Claims what has no lease, as far as we know: a PUT and a GET.
     pub(super) async fn claim_free(&self, unit: &Unit, worker: &str) -> Result<Tried> {
-        match self.desk(unit, worker)?.create(|_| {}).await? {
+        match self.desk(unit, worker)?.create(|lease| self.note_companion(lease)).await? {
             Some(tenure) => self.begin(unit, tenure, History::default()).await,
             None => Ok(Tried::Taken),
         }
@@ -47,7 +48,7 @@ impl Queue {
     /// Claims what has a lease, if that is nobody's any more: after a failure, a drain or a crash.
     pub(super) async fn claim_leased(&self, unit: &Unit, desk: &Desk) -> Result<Tried> {
         let Some(seen) = desk.look().await? else {
-            return match desk.create(|_| {}).await? {
+            return match desk.create(|lease| self.note_companion(lease)).await? {
                 Some(tenure) => self.begin(unit, tenure, History::default()).await,
                 None => Ok(Tried::Taken),
             };
@@ -63,7 +64,11 @@ impl Queue {
             self.store().retire(desk.key(), &seen.version, token).await.map(drop)?;
             return Ok(Tried::Over);
         }
-        match desk.take(&seen, |lease| history.write(lease)).await? {
+        let fill = |lease: &mut Lease| {
+            history.write(lease);
+            self.note_companion(lease);
+        };
+        match desk.take(&seen, fill).await? {
             Some(tenure) => self.begin(unit, tenure, history).await,
             None => Ok(Tried::Taken),
         }

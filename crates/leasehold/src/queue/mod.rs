@@ -34,11 +34,11 @@ mod sweep;
 mod task;
 mod worker;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use leasehold_protocol::cas::{Version, When};
-use leasehold_protocol::format::lease::Dialect;
+use leasehold_protocol::format::lease::{Dialect, Lease, Process};
 use leasehold_protocol::layout::queue::{self as layout, Part, QueueKeys, Unit};
 use leasehold_protocol::settle::Proof;
 
@@ -65,6 +65,8 @@ struct Inner {
     keys: QueueKeys,
     known: Mutex<(Arc<QueueSettings>, Version)>,
     ids: push::Ids,
+    /// See [`WorkerSettings::companion`].
+    companion: OnceLock<Process>,
 }
 
 /// What suits a kind of store: in a directory a heartbeat costs nothing, and a dead worker is told
@@ -140,6 +142,7 @@ impl Queue {
             keys: keys_of(name, settings.shards)?,
             known: Mutex::new((Arc::new(settings), version)),
             ids: push::Ids::default(),
+            companion: OnceLock::new(),
         })))
     }
 
@@ -247,6 +250,14 @@ impl Queue {
         let terms =
             Terms { ttl: settings.ttl, heartbeat: settings.heartbeat, dialect: Dialect::Task };
         Desk::new(self.store(), self.keys().part(unit, Part::Lease)?, worker, terms)
+    }
+
+    /// Notes in a lease of ours which process must be gone, beside this one, before others take the
+    /// task over at once.
+    fn note_companion(&self, lease: &mut Lease) {
+        if let (Some(place), Some(companion)) = (&mut lease.place, self.0.companion.get()) {
+            place.child = Some(companion.clone());
+        }
     }
 
     fn durability(&self) -> Durability {

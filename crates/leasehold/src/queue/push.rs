@@ -27,6 +27,9 @@ pub const MAX_BUNDLE: usize = 10_000;
 /// payload.
 pub const MAX_PAYLOAD: usize = 16 << 20;
 
+/// An empty name would be no name where tasks are in a bundle.
+const NAMELESS: &str = "a task needs a name, or none at all to get one";
+
 /// A task to be pushed.
 #[derive(Debug, Clone)]
 pub struct NewTask {
@@ -154,6 +157,9 @@ impl Queue {
         let now = store.now().await?;
         let nonce = store.env().nonce();
         let chosen = task.id.clone();
+        if chosen.as_deref() == Some("") {
+            return Err(Error::invalid(NAMELESS));
+        }
         let delay = task.delay;
         let id = match &chosen {
             Some(id) => id.clone(),
@@ -232,6 +238,9 @@ impl Queue {
         let names: Vec<String> = names.collect();
         // What a name cannot be is better said now than when the task leaves the bundle.
         for name in &names {
+            if name.is_empty() {
+                return Err(Error::invalid(NAMELESS));
+            }
             self.keys()
                 .part(&Unit::Task(name.clone()), Part::Work)
                 .map_err(|error| Error::invalid(format!("task id {name:?}: {error}")))?;
@@ -255,20 +264,43 @@ impl Queue {
         self.receipt_of(&Unit::Task(id.to_owned())).await
     }
 
-    /// Waits until a task is completed or given up.
+    /// Waits until a task is completed or given up. An error where the queue keeps no receipts: then
+    /// there is nothing to be seen of a completion.
     pub async fn wait(
         &self,
         id: &str,
         poll: Duration,
     ) -> Result<Result<Receipt, super::DeadLetter>> {
+        if !self.settings().receipts {
+            return Err(Error::invalid(
+                "the queue keeps no receipts: nobody can wait for its tasks",
+            ));
+        }
         loop {
             if let Some(receipt) = self.receipt(id).await? {
                 return Ok(Ok(receipt));
             }
-            if let Some(letter) = self.dead_letter(id).await? {
+            if let Some(letter) = self.dead_letter(id).await?
+                && !self.is_pushed_since(&letter).await?
+            {
                 return Ok(Err(letter));
             }
             self.store().env().clock().sleep(poll).await;
         }
+    }
+
+    /// Whether the task of a dead letter was pushed again, and is neither completed nor given up in
+    /// that incarnation yet: the letter is of the past then.
+    async fn is_pushed_since(&self, letter: &super::DeadLetter) -> Result<bool> {
+        let id = &letter.task.id;
+        let key = self.keys().part(&Unit::Task(id.clone()), Part::Work)?;
+        if let Some(object) = self.store().get(&key).await? {
+            let task = Task::parse(&object.body, id, object.meta.version.as_str());
+            return Ok(task.incarnation != letter.task.incarnation);
+        }
+        // Gone in between: then its outcome is there by now.
+        let now = self.dead_letter(id).await?.map(|letter| letter.task.incarnation);
+        let done = self.receipt(id).await?.is_some();
+        Ok(done || now.as_ref() != Some(&letter.task.incarnation))
     }
 }

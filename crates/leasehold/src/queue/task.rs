@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use leasehold_protocol::cas::Version;
-use leasehold_protocol::format::lease::Process;
 use leasehold_protocol::format::task::{self as format, DeadLetter, Failure, Json, Receipt};
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::queue::{self as decide, AfterFailure, History};
@@ -15,7 +14,6 @@ use tokio_util::sync::CancellationToken;
 use super::Queue;
 use super::bundle::Piece;
 use crate::lease::Tenure;
-use crate::store::Kind as StoreKind;
 use crate::{Error, ErrorKind, Result};
 
 /// What an ack came to.
@@ -159,18 +157,6 @@ impl Task {
         }
     }
 
-    /// Notes which process works on the task: in a directory, where a dead worker is recognised at
-    /// once, the task is not taken over while that lives. Elsewhere it costs nothing, and nothing
-    /// is noted.
-    pub async fn set_child(&self, child: Option<Process>) -> Result<()> {
-        match self.kind() {
-            Some(Kind::Single(held)) if held.queue.store().kind() == StoreKind::Directory => {
-                held.tenure.set_child(child).await
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Renews the claim now, with a note on how far the work is. One PUT. Within a bundle the note
     /// goes nowhere.
     pub async fn progress(&self, note: &impl Serialize) -> Result<()> {
@@ -213,12 +199,12 @@ impl Task {
     }
 
     /// Not done: to be tried again, after `delay` or what the queue's backoff says. Once it has
-    /// failed as often as it may, it becomes a dead letter.
-    pub async fn nack(mut self, error: &str, delay: Option<Duration>) -> Result<()> {
+    /// failed as often as it may, it becomes a dead letter. Says whether it is tried again.
+    pub async fn nack(mut self, error: &str, delay: Option<Duration>) -> Result<bool> {
         match self.0.take() {
             Some(Kind::Single(held)) => held.nack(error, delay).await,
             Some(Kind::Piece(piece)) => piece.nack(error, delay).await,
-            None => Ok(()),
+            None => Ok(false),
         }
     }
 
@@ -322,15 +308,17 @@ impl Held {
         Ok(Failure { at, worker: self.worker(), crash: false, error: error.to_owned() })
     }
 
-    async fn nack(self, error: &str, delay: Option<Duration>) -> Result<()> {
+    async fn nack(self, error: &str, delay: Option<Duration>) -> Result<bool> {
         let failure = self.failure(error).await?;
         let random = self.queue.store().env().random();
         let settings = self.queue.settings();
         match decide::after_failure(&self.history, &self.task, &settings, failure, delay, random) {
             AfterFailure::Retry(history) => {
-                self.tenure.release_with(|lease| history.write(lease)).await
+                self.tenure.release_with(|lease| history.write(lease)).await.map(|()| true)
             }
-            AfterFailure::GiveUp(history) => Self { history, ..self }.give_up().await,
+            AfterFailure::GiveUp(history) => {
+                Self { history, ..self }.give_up().await.map(|()| false)
+            }
         }
     }
 

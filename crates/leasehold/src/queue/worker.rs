@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_protocol::backoff::full_jitter;
+use leasehold_protocol::format::lease::Process;
 use leasehold_protocol::layout::queue::Unit;
 use tokio_util::sync::CancellationToken;
 
@@ -26,12 +27,17 @@ pub struct WorkerSettings {
     pub poll: Duration,
     /// Whether to end when there is nothing left, neither waiting nor being done by anybody.
     pub until_empty: bool,
+    /// A process that ends only after everything that works on tasks, where other processes than
+    /// this one do. Workers on the same machine recognise a dead one at once; they leave its tasks
+    /// alone while this lives, so that none runs twice at a time (FIELD.md row 26).
+    pub companion: Option<Process>,
 }
 
 impl WorkerSettings {
     /// With this name; polls at least every 30 seconds.
     pub fn named(name: impl Into<String>) -> Self {
-        Self { name: name.into(), poll: Duration::from_secs(30), until_empty: false }
+        let poll = Duration::from_secs(30);
+        Self { name: name.into(), poll, until_empty: false, companion: None }
     }
 }
 
@@ -75,6 +81,10 @@ impl Worker {
     /// A worker of these queues.
     pub fn new(queues: Vec<Queue>, settings: WorkerSettings) -> Self {
         let source = |queue: Queue| {
+            if let Some(companion) = &settings.companion {
+                // One process has one: a second worker of the same queue means the same.
+                let _ = queue.0.companion.set(companion.clone());
+            }
             let now = queue.store().env().clock().boot();
             Source {
                 finder: tokio::sync::Mutex::new(Finder::new(queue.clone(), settings.name.clone())),
@@ -321,8 +331,8 @@ impl Source {
     fn piece(&self) -> Option<Task> {
         let mut bundles = self.bundles();
         while let Some((run, left)) = bundles.front_mut() {
-            if let Some(n) = left.pop_front() {
-                return Some(Task::piece(run.piece(n)));
+            if let Some(piece) = left.pop_front().and_then(|n| run.piece(n)) {
+                return Some(Task::piece(piece));
             }
             bundles.pop_front();
         }

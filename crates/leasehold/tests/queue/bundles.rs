@@ -49,7 +49,7 @@ async fn a_task_that_fails_leaves_the_bundle() {
         while let Some(task) = worker.next().await.unwrap() {
             seen.push(task.id().to_owned());
             match (task.id() == ids[1], task.id() == ids[3], task.attempt()) {
-                (true, _, 1) => task.nack("again", None).await.unwrap(),
+                (true, _, 1) => assert!(task.nack("again", None).await.unwrap()),
                 (_, true, _) => task.fail("never").await.unwrap(),
                 _ => drop(task.ack().await.unwrap()),
             }

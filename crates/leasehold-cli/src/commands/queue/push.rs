@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::queue::{Json, NewTask, Outcome, Queue};
 use leasehold::{Error, ErrorKind, Store};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use super::invalid;
 use crate::args::Args;
@@ -35,12 +36,16 @@ pub async fn run(args: &Args, store: &Store, push: &Push) -> anyhow::Result<Endi
     if bundle > 1 && (named || push.delay.is_some()) {
         return Err(invalid("tasks with names or a delay cannot be bundled: leave --bundle out"));
     }
+    // What is wrong with them is said before anything is made.
+    let texts = push.tasks.iter().filter(|_| !stream);
+    let tasks: Vec<NewTask> = texts.map(|text| task(text, push)).collect::<anyhow::Result<_>>()?;
     let queue = Queue::open_or_create(store, &push.queue, None).await?;
     if stream {
         return push_lines(args, &queue, push, bundle).await;
     }
-    let tasks: Vec<NewTask> =
-        push.tasks.iter().map(|text| task(text, push)).collect::<anyhow::Result<_>>()?;
+    if push.wait && !queue.settings().receipts {
+        return Err(invalid("the queue keeps no receipts: there is nothing to wait for"));
+    }
     if bundle > 1 {
         for chunk in tasks.chunks(bundle) {
             for id in queue.push_bundle(chunk.to_vec()).await? {
@@ -124,8 +129,15 @@ async fn push_lines(
     let reader = std::thread::spawn(move || options.read(&lines));
     let mut pushed = 0_u64;
     let mut known = 0_u64;
+    // No more is begun once something went wrong.
+    let stop = CancellationToken::new();
     let chunks = futures::stream::unfold(receiver, |mut receiver| async {
-        receiver.recv().await.map(|chunk| (chunk, receiver))
+        let chunk = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            chunk = receiver.recv() => chunk,
+        };
+        chunk.map(|chunk| (chunk, receiver))
     });
     let pushes = chunks
         .map(|chunk| async move {
@@ -144,17 +156,21 @@ async fn push_lines(
         })
         .buffer_unordered(AT_A_TIME);
     let mut pushes = Box::pin(pushes);
-    let outcome = loop {
-        match pushes.next().await {
-            None => break Ok(()),
-            Some(Err(error)) => break Err(error),
-            Some(Ok((new, old))) => {
+    let mut outcome = Ok(());
+    // To the end also after an error: what is under way may be stored already, and is counted.
+    while let Some(push) = pushes.next().await {
+        match push {
+            Ok((new, old)) => {
                 pushed += new;
                 known += old;
                 bar.set_position(pushed + known);
             }
+            Err(error) => {
+                stop.cancel();
+                outcome = outcome.and(Err(error));
+            }
         }
-    };
+    }
     drop(pushes);
     bar.finish_and_clear();
     match args.json {

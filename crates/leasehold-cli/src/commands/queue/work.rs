@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::invalid;
 use crate::args::Args;
 use crate::args::queue::Work;
-use crate::child::{Pipes, Running};
+use crate::child::{Pipes, Running, Warden};
 use crate::exit::{Ending, Exit};
 use crate::render;
 
@@ -46,18 +46,25 @@ impl Tally {
 }
 
 pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Ending> {
+    let names: Vec<&str> = work.queues.split(',').map(str::trim).collect();
+    if names.contains(&"") {
+        return Err(invalid(format!("a queue without a name in {:?}", work.queues)));
+    }
+    if work.fail_code == 0 {
+        return Err(invalid("--fail-code cannot be 0, which says that the task is done"));
+    }
     let mut queues = Vec::new();
-    for name in work.queues.split(',').map(str::trim) {
-        if name.is_empty() {
-            return Err(invalid(format!("a queue without a name in {:?}", work.queues)));
-        }
+    for name in names {
         queues.push(Queue::open_or_create(store, name, None).await?);
     }
+    // It stands in every lease, and so must be there before the first claim.
+    let warden = Warden::start()?;
     let usual = || format!("{}:{}", host::host_name(), std::process::id());
     let settings = WorkerSettings {
         name: work.name.clone().unwrap_or_else(usual),
         poll: work.poll,
         until_empty: work.exit_when_empty,
+        companion: warden.pid().and_then(host::process),
     };
     let worker = Worker::new(queues, settings);
     let tally = Arc::new(Tally::default());
@@ -72,6 +79,10 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut signals = 0;
     let mut deadline = None;
+    // Goes on beside the tasks: it may have to wait for one of them.
+    let drain = worker.drain();
+    tokio::pin!(drain);
+    let mut draining = false;
     let mut tick = tokio::time::interval(Duration::from_millis(200));
     let ended = loop {
         let late = async {
@@ -87,6 +98,10 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
                 bar.set_message(line(&tally, store));
             }
             () = late, if !stop.is_cancelled() => stop.cancel(),
+            drained = &mut drain, if draining => {
+                draining = false;
+                drained?;
+            }
             _ = terminate.recv() => signals += 1,
             _ = interrupt.recv() => signals += 1,
         }
@@ -94,7 +109,7 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
             if !args.quiet {
                 render::say("finishing what is under way; once more to stop it");
             }
-            worker.drain().await?;
+            draining = true;
             deadline = Some(after(work.drain));
         } else if signals > 1 {
             stop.cancel();
@@ -229,8 +244,7 @@ async fn run_task(
         Ok(ended) => ended,
         Err(error) => {
             // Not the task's fault, but it must not be tried for ever either.
-            Tally::add(&tally.retried);
-            task.nack(&format!("{error:#}"), None).await?;
+            nack(task, &format!("{error:#}"), tally).await?;
             return Err(error);
         }
     };
@@ -254,13 +268,11 @@ async fn run_task(
             task.fail(&format!("exit code {code}{said}")).await?;
         }
         Ended::By { code, said, .. } => {
-            Tally::add(&tally.retried);
-            task.nack(&format!("exit code {code}{said}"), None).await?;
+            nack(task, &format!("exit code {code}{said}"), tally).await?;
         }
         Ended::TimedOut(limit) => {
-            Tally::add(&tally.retried);
             let limit = leasehold::settings::format_duration(limit);
-            task.nack(&format!("the command took longer than {limit}"), None).await?;
+            nack(task, &format!("the command took longer than {limit}"), tally).await?;
         }
         Ended::Stopped => task.give_back().await?,
         // Its claim is somebody else's: nothing is to be said about it.
@@ -269,6 +281,12 @@ async fn run_task(
             let _ = task.give_back().await;
         }
     }
+    Ok(())
+}
+
+async fn nack(task: Task, error: &str, tally: &Tally) -> leasehold::Result<()> {
+    let again = task.nack(error, None).await?;
+    Tally::add(if again { &tally.retried } else { &tally.failed });
     Ok(())
 }
 
@@ -282,9 +300,8 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
         ("LEASEHOLD_ATTEMPT", task.attempt().to_string()),
         ("LEASEHOLD_TOKEN", task.token().to_string()),
     ];
-    let (mut running, pipes) = Running::start_piped(&command, variables)?;
+    let (mut running, pipes) = Running::start_task(&command, variables)?;
     let Pipes { mut stdin, mut stdout, stderr } = pipes;
-    task.set_child(running.pid().and_then(host::process)).await?;
     running.trust(task.trusted_for());
     let feed = async {
         // A command that does not read its input is fine.
@@ -315,11 +332,14 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
     };
     tokio::pin!(too_long);
     let mut tick = tokio::time::interval(Duration::from_millis(500));
+    let mut talked = None;
     let ended = loop {
         tokio::select! {
-            talked = &mut talk => {
-                let (output, said) = talked?;
-                let code = running.wait().await?;
+            // It may close its output long before it ends.
+            all = &mut talk, if talked.is_none() => talked = Some(all?),
+            code = running.wait(), if talked.is_some() => {
+                let code = code?;
+                let (output, said) = talked.unwrap_or_default();
                 // Its sitter may have stopped it because the claim could not be trusted any more.
                 return Ok(match task.check() {
                     Ok(()) => Ended::By { code, output, said },
@@ -334,9 +354,19 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
         }
     };
     running.signal(Signal::TERM);
-    let gone = tokio::time::timeout(work.grace, running.wait()).await;
-    if gone.is_err() {
-        running.kill().await?;
+    let grace = tokio::time::sleep(work.grace);
+    tokio::pin!(grace);
+    loop {
+        tokio::select! {
+            // Somebody has to read what it says, or it never gets to its end.
+            _ = &mut talk, if talked.is_none() => talked = Some(Default::default()),
+            _ = running.wait() => break,
+            _ = tick.tick() => running.trust(task.trusted_for()),
+            () = &mut grace => {
+                running.kill().await?;
+                break;
+            }
+        }
     }
     Ok(ended)
 }
