@@ -71,6 +71,11 @@ impl Error {
         self.key.as_ref()
     }
 
+    /// Whether it is about one object, and not about the store or us.
+    pub(crate) fn is_about_data(&self) -> bool {
+        matches!(self.kind, ErrorKind::Data | ErrorKind::Invalid)
+    }
+
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }

@@ -377,7 +377,9 @@ impl Desk {
         // Damaged leases are healed, but what was never one is somebody's: `Cargo.lock`, say.
         let record = Lease::parse(&object.body);
         let start = object.body.iter().find(|byte| !byte.is_ascii_whitespace() && **byte != 0);
-        if record.is_err() && start.is_some_and(|byte| *byte != b'{') {
+        // Where only leases stand, that is damage too.
+        let names_are_chosen = self.0.terms.dialect == Dialect::Lock;
+        if names_are_chosen && record.is_err() && start.is_some_and(|byte| *byte != b'{') {
             let message = "is not a lock but something else: choose another name";
             return Err(Error::new(ErrorKind::Data, message).at(key));
         }

@@ -1,5 +1,7 @@
 //! Claiming, giving up, and cleaning up after others.
 
+use std::time::Duration;
+
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::lease::Lease;
 use leasehold_protocol::format::task::{self as format, DeadLetter, Receipt};
@@ -25,8 +27,10 @@ pub(super) enum Tried {
     Taken,
     /// There is nothing to be done about it any more.
     Over,
-    /// It is to be tried again later.
-    Later,
+    /// It is to be tried again after this.
+    Later(Duration),
+    /// It, or its lease, is not what it should be.
+    Unreadable,
 }
 
 impl Queue {
@@ -55,7 +59,7 @@ impl Queue {
         };
         let history = match decide::claim(&seen, &desk.judge(&seen)) {
             Claim::Held(_) => return Ok(Tried::Taken),
-            Claim::Later(_) => return Ok(Tried::Later),
+            Claim::Later(at) => return Ok(Tried::Later(at.since(seen.now))),
             Claim::Take(history) => history,
         };
         // Whoever had it may have completed it, and vanished before it cleaned up.

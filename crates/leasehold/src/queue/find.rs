@@ -33,6 +33,12 @@ const LOOKS: usize = 50;
 const STALE: usize = 4;
 /// How many vain tries, one after the other, before a list is given up.
 const VAIN: u32 = 12;
+/// When to look again at what could not be taken, but may be soon.
+const SOON: Duration = Duration::from_secs(1);
+/// When to look again at what cannot be read.
+const UNREADABLE: Duration = Duration::from_secs(60);
+/// How many leases are remembered.
+const LOOKED: usize = 20_000;
 /// How many names of a directory to work through before reading them again.
 const NAMES: usize = 20_000;
 
@@ -50,12 +56,16 @@ pub(super) enum Candidate {
 }
 
 impl Candidate {
-    pub fn is_bundle(&self) -> bool {
+    pub fn unit(&self) -> &Unit {
         let (Self::Free(unit)
         | Self::Doubtful(unit)
         | Self::Leased(unit, _)
         | Self::Orphan(unit, _)) = self;
-        matches!(unit, Unit::Bundle(..))
+        unit
+    }
+
+    pub fn is_bundle(&self) -> bool {
+        matches!(self.unit(), Unit::Bundle(..))
     }
 }
 
@@ -67,8 +77,10 @@ pub(super) struct Finder {
     candidates: VecDeque<Candidate>,
     /// Whether nobody got in the way while the last list was worked through. Not known at first.
     alone: Option<bool>,
-    /// Vain tries with the present candidates.
+    /// Vain tries with the present candidates, one after the other.
     vain: u32,
+    /// Whether there was any.
+    disturbed: bool,
     /// Whether names are cheaper to read than keys: in a directory.
     by_name: bool,
     /// Whether anything came of the last list.
@@ -79,6 +91,8 @@ pub(super) struct Finder {
     overview: Option<(Overview, BootTime)>,
     /// Leases that were looked into: not again before this, while they stay in this version.
     looked: HashMap<Unit, Looked>,
+    /// Where a listing that found nothing in many pages goes on, by prefix.
+    resume: HashMap<String, String>,
     /// Where to list next, where there is more than a page.
     depth: Depth,
     /// Which part of the queue to list next.
@@ -113,6 +127,19 @@ pub(super) struct Outlook {
     pub due: Option<Duration>,
 }
 
+impl Outlook {
+    /// Something is due in this time, too.
+    pub fn sooner(&mut self, span: Duration) {
+        self.due = Some(self.due.map_or(span, |due| due.min(span)));
+    }
+
+    /// Both together.
+    pub fn and(&mut self, other: Self) {
+        self.busy |= other.busy;
+        other.due.into_iter().for_each(|due| self.sooner(due));
+    }
+}
+
 /// Which parts of a queue there are.
 #[derive(Debug, Clone, Copy, Default)]
 struct Overview {
@@ -139,11 +166,13 @@ impl Finder {
             candidates: VecDeque::new(),
             alone: None,
             vain: 0,
+            disturbed: false,
             by_name: queue.store().kind() == Kind::Directory,
             fruitful: false,
             dry: false,
             overview: None,
             looked: HashMap::new(),
+            resume: HashMap::new(),
             depth: Depth::default(),
             turn: queue.store().env().random(),
             scheduled: None,
@@ -169,8 +198,13 @@ impl Finder {
                 self.vain = 0;
                 self.fruitful = true;
             }
+            Tried::Later(left) => self.not_before(unit, *left),
+            // What cannot be read is not looked at again and again.
+            Tried::Unreadable => self.not_before(unit, UNREADABLE),
+            // A lease that may yet turn out to be nobody's has its time already.
+            Tried::Taken | Tried::Over if self.looked.contains_key(unit) => {}
             Tried::Taken | Tried::Over => {
-                self.alone = Some(false);
+                (self.alone, self.disturbed) = (Some(false), true);
                 self.vain += 1;
                 if self.vain >= VAIN {
                     // The list is of no use any more.
@@ -182,19 +216,52 @@ impl Finder {
                     self.candidates.rotate_left(jump as usize);
                 }
             }
-            Tried::Later => {}
         }
+    }
+
+    /// A lease is not looked into again before this has passed, unless it changes.
+    fn not_before(&mut self, unit: &Unit, span: Duration) {
+        let again = self.queue.store().env().clock().boot().plus(span);
+        match self.looked.get_mut(unit) {
+            Some(looked) => looked.again = again,
+            None => {
+                if let Ok(desk) = self.queue.desk(unit, &self.worker) {
+                    self.note(unit, Looked { version: None, desk, again });
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, unit: &Unit, looked: Looked) {
+        if self.looked.len() >= LOOKED {
+            self.looked.clear();
+        }
+        self.looked.insert(unit.clone(), looked);
+    }
+
+    /// Whether this state of a lease was looked into already, and for how long it is to be left
+    /// alone.
+    fn left_alone(&self, unit: &Unit, lease: &Entry) -> Option<Duration> {
+        let looked = self.looked.get(unit)?;
+        let now = self.queue.store().env().clock().boot();
+        let same = looked.version.is_none() || looked.version == lease.version;
+        (same && looked.again > now).then(|| looked.again.since(now))
     }
 
     /// Lists what there is to do.
     pub async fn refill(&mut self) -> Result<Outlook> {
         self.candidates.clear();
         self.vain = 0;
-        if self.fruitful && self.alone.is_none() {
-            self.alone = Some(true);
-        }
+        // Whoever worked through a list undisturbed is alone, as far as it knows.
+        let disturbed = std::mem::take(&mut self.disturbed);
         // Where the last list was of no use, the same again is not either.
-        let fruitful = std::mem::replace(&mut self.fruitful, false);
+        let fruitful = std::mem::take(&mut self.fruitful);
+        self.alone = match (self.alone, disturbed) {
+            (_, true) => Some(false),
+            (None, false) if fruitful => Some(true),
+            (Some(false), false) if fruitful => None,
+            (alone, false) => alone,
+        };
         let dry = std::mem::take(&mut self.dry);
         let first = self.overview.is_none();
         if self.by_name && (fruitful || first) && self.read_names().await? {
@@ -206,7 +273,7 @@ impl Finder {
             // What there was a moment ago is probably there still.
             Some((overview, at)) if !dry && overview.any() && now.since(at) < OVERVIEW => {
                 let outlook = self.read_parts(overview).await?;
-                if outlook.busy || !self.candidates.is_empty() {
+                if !self.candidates.is_empty() {
                     return Ok(outlook);
                 }
             }
@@ -215,15 +282,16 @@ impl Finder {
             None => {
                 let guess = Overview { pending: true, bundles: false };
                 let outlook = self.read_parts(guess).await?;
-                self.overview =
-                    Some((Overview { pending: !self.candidates.is_empty(), ..guess }, now));
-                if !self.candidates.is_empty() {
-                    return Ok(outlook);
-                }
-                return Ok(Outlook { busy: true, due: Some(Duration::ZERO) });
+                let pending = !self.candidates.is_empty();
+                self.overview = Some((Overview { pending, ..guess }, now));
+                return Ok(match pending {
+                    true => outlook,
+                    false => Outlook { busy: true, due: Some(Duration::ZERO) },
+                });
             }
         }
-        // One LIST shows which parts of the queue there are.
+        // One LIST shows which parts of the queue there are. Only this says that there is nothing:
+        // between two listings a task can move from one part to the other.
         let keys = self.queue.keys().clone();
         let list = List::prefix(keys.everything())?.delimited();
         let parts = self.queue.store().list(list).collect().await?;
@@ -231,17 +299,17 @@ impl Finder {
         let overview =
             Overview { pending: has(&keys.all_pending()), bundles: has(&keys.bundles()) };
         self.overview = Some((overview, now));
-        let due = match has(&keys.scheduled()) {
-            true => self.promote(parts.now).await?,
-            false => None,
-        };
-        if !self.candidates.is_empty() {
-            return Ok(Outlook { busy: true, due });
+        let mut outlook = Outlook { busy: false, due: None };
+        if has(&keys.scheduled()) {
+            outlook = self.promote(parts.now).await?;
         }
-        let mut outlook = self.read_parts(overview).await?;
-        outlook.due = [outlook.due, due].into_iter().flatten().min();
-        if !outlook.busy {
+        if !self.candidates.is_empty() {
+            return Ok(Outlook { busy: true, ..outlook });
+        }
+        outlook.and(self.read_parts(overview).await?);
+        if !overview.any() {
             self.looked.clear();
+            self.resume.clear();
             self.alone = None;
         }
         Ok(outlook)
@@ -262,9 +330,7 @@ impl Finder {
         }
         let mut outlook = Outlook::default();
         for source in sources {
-            let found = self.read_keys(&source).await?;
-            outlook.busy |= found.busy;
-            outlook.due = [outlook.due, found.due].into_iter().flatten().min();
+            outlook.and(self.read_keys(&source).await?);
             if !self.candidates.is_empty() {
                 return Ok(outlook);
             }
@@ -304,7 +370,8 @@ impl Finder {
     /// Tasks or bundles under this prefix, with their leases.
     async fn read_keys(&mut self, prefix: &str) -> Result<Outlook> {
         let store = self.queue.store().clone();
-        let entry_point = self.entry_point(prefix);
+        let resumed = self.resume.remove(prefix);
+        let entry_point = resumed.clone().or_else(|| self.entry_point(prefix));
         let mut list = List::prefix(prefix)?.detail(Detail::Version);
         if let Some(after) = &entry_point {
             list = list.start_after(after);
@@ -312,7 +379,14 @@ impl Finder {
         let mut listing = store.list(list);
         let mut outlook = Outlook::default();
         let mut seen = Seen::default();
-        for n in 0..PAGES {
+        let mut last = None;
+        for n in 0..=PAGES {
+            if n == PAGES {
+                // More than enough for one look: the next one goes on from here.
+                self.resume.extend(last.take().map(|last| (prefix.to_owned(), last)));
+                outlook.due = Some(SOON);
+                break;
+            }
             let page = listing.next_page().await?;
             let Some(page) = page else { break };
             if n == 0 && entry_point.is_none() {
@@ -322,19 +396,22 @@ impl Finder {
                     false => page.entries.first().and_then(|first| self.time_of(first)),
                 };
             }
-            let last = page.entries.last().and_then(|last| self.time_of(last));
-            self.depth.newest = self.depth.newest.max(last.unwrap_or(0));
+            let newest = page.entries.last().and_then(|last| self.time_of(last));
+            self.depth.newest = self.depth.newest.max(newest.unwrap_or(0));
+            last = page.entries.last().map(|last| last.key.to_string()).or(last);
             seen.add(&self.queue, page);
             if seen.any_free() {
                 break;
             }
         }
         if entry_point.is_some() && !seen.any_free() {
-            // What is before the entry point was not seen, and nothing is as far out as this.
-            (self.depth.from_start, self.depth.newest) = (true, 0);
-            (outlook.busy, outlook.due) = (true, Some(Duration::ZERO));
+            // What is before the entry point was not seen.
+            if resumed.is_none() {
+                // And nothing is as far out as this.
+                (self.depth.from_start, self.depth.newest) = (true, 0);
+            }
+            (outlook.busy, outlook.due) = (true, Some(SOON));
         }
-        outlook.busy |= !seen.units.is_empty();
         self.choose(seen, &mut outlook).await?;
         Ok(outlook)
     }
@@ -369,27 +446,41 @@ impl Finder {
     async fn choose(&mut self, seen: Seen, outlook: &mut Outlook) -> Result<()> {
         let Seen { units, now } = seen;
         let random = self.queue.store().env().random();
-        let standing: Vec<_> = units
-            .iter()
-            .map(|shown| match (&shown.lease, shown.work) {
-                (None, true) => Standing::Free,
-                _ => Standing::Leased,
-            })
-            .collect();
         let ttl = self.queue.settings().ttl.saturating_add(SLACK);
         let is_old = |lease: &Entry| match (now, lease.modified) {
             (Some(now), Some(modified)) => now.since(modified) >= ttl,
             _ => false,
         };
-        let mut stale: Vec<usize> =
-            (0..units.len()).filter(|n| units[*n].lease.as_ref().is_some_and(is_old)).collect();
+        let removes = self.queue.store().deletes_conditionally().await?;
+        let mut standing = Vec::with_capacity(units.len());
+        let mut stale = Vec::new();
+        for (n, shown) in units.iter().enumerate() {
+            standing.push(match (&shown.lease, shown.work) {
+                (None, true) => Standing::Free,
+                _ => Standing::Leased,
+            });
+            let old = shown.lease.as_ref().is_some_and(is_old);
+            // An old lease alone is nobody's work; a young one may be of work that is just written.
+            outlook.busy |= shown.work || !old;
+            let Some(lease) = shown.lease.as_ref().filter(|_| old && (shown.work || removes))
+            else {
+                continue;
+            };
+            match self.left_alone(&shown.unit, lease) {
+                Some(left) => outlook.sooner(left),
+                None => stale.push(n),
+            }
+        }
         while stale.len() > STALE {
             let drop = random as usize % stale.len();
             stale.swap_remove(drop);
         }
-        for n in &stale {
-            let shown = &units[*n];
+        for n in stale {
+            let shown = &units[n];
             let desk = self.desk_for(&shown.unit)?;
+            let again = self.queue.store().env().clock().boot().plus(SOON);
+            let version = shown.lease.as_ref().and_then(|lease| lease.version.clone());
+            self.note(&shown.unit, Looked { version, desk: desk.clone(), again });
             self.candidates.push_back(match shown.work {
                 true => Candidate::Leased(shown.unit.clone(), desk),
                 false => Candidate::Orphan(shown.unit.clone(), desk),
@@ -404,7 +495,7 @@ impl Finder {
         Ok(())
     }
 
-    fn desk_for(&mut self, unit: &Unit) -> Result<Desk> {
+    fn desk_for(&self, unit: &Unit) -> Result<Desk> {
         match self.looked.get(unit) {
             // It remembers for how long it has seen the lease unchanged.
             Some(looked) => Ok(looked.desk.clone()),
@@ -414,42 +505,37 @@ impl Finder {
 
     /// Nothing is free: what is due to be tried again, or was left by a process of this machine?
     async fn look_into(&mut self, units: &[Shown], outlook: &mut Outlook) -> Result<()> {
-        let clock = self.queue.store().env().clone();
         let looks = if self.by_name { usize::MAX } else { LOOKS };
         let mut made = 0;
-        let mut looked = HashMap::new();
-        for shown in units {
+        for shown in units.iter().filter(|shown| shown.work) {
             let Some(lease) = &shown.lease else { continue };
-            let now = clock.clock().boot();
-            let before = self.looked.remove(&shown.unit);
-            if let Some(before) = before {
-                let same = before.version.is_some() && before.version == lease.version;
-                if same && before.again > now {
-                    let due = before.again.since(now);
-                    outlook.due = Some(outlook.due.map_or(due, |other| other.min(due)));
-                    looked.insert(shown.unit.clone(), before);
-                    continue;
-                }
-                self.looked.insert(shown.unit.clone(), before);
-            }
-            if made >= looks || !shown.work {
+            if let Some(left) = self.left_alone(&shown.unit, lease) {
+                outlook.sooner(left);
                 continue;
+            }
+            if made >= looks {
+                outlook.sooner(SOON);
+                break;
             }
             made += 1;
             let desk = self.desk_for(&shown.unit)?;
-            let again = match self.glance(&desk).await? {
-                Glance::Take => {
-                    self.candidates.push_back(Candidate::Leased(shown.unit.clone(), desk));
-                    continue;
+            let span = match self.glance(&desk).await {
+                Ok(Glance::Take) => {
+                    self.candidates.push_back(Candidate::Leased(shown.unit.clone(), desk.clone()));
+                    SOON
                 }
-                Glance::In(span) => now.plus(span),
+                Ok(Glance::In(span)) => span,
+                Err(error) if error.is_about_data() => {
+                    tracing::warn!(%error, "a lease cannot be read");
+                    UNREADABLE
+                }
+                Err(error) => return Err(error),
             };
-            let due = again.since(now);
-            outlook.due = Some(outlook.due.map_or(due, |other| other.min(due)));
+            outlook.sooner(span);
+            let again = self.queue.store().env().clock().boot().plus(span);
             let version = lease.version.clone();
-            looked.insert(shown.unit.clone(), Looked { version, desk, again });
+            self.note(&shown.unit, Looked { version, desk, again });
         }
-        self.looked = looked;
         Ok(())
     }
 
@@ -466,23 +552,28 @@ impl Finder {
     }
 
     /// Brings scheduled tasks that are due to the others. Says when the next one is.
-    async fn promote(&mut self, now: Option<StoreTime>) -> Result<Option<Duration>> {
-        let clock = self.queue.store().env().clone();
-        let boot = clock.clock().boot();
-        let Some(now) = now.or(self.queue.store().backend().reading().map(|read| read.store))
-        else {
-            return Ok(None);
+    async fn promote(&mut self, now: Option<StoreTime>) -> Result<Outlook> {
+        let boot = self.queue.store().env().clock().boot();
+        let now = now.or(self.queue.store().backend().reading().map(|read| read.store));
+        let Some(now) = now else { return Ok(Outlook::default()) };
+        let due = |next: Option<StoreTime>| Outlook {
+            busy: false,
+            due: next.map(|next| next.since(now).max(Duration::from_millis(5))),
         };
         if let Some((next, read)) = self.scheduled
             && boot.since(read) < SCHEDULED
             && next.is_none_or(|next| next > now)
         {
-            return Ok(next.map(|next| next.since(now)));
+            return Ok(due(next));
         }
-        let (promoted, next) = self.queue.promote_due(now).await?;
-        self.candidates.extend(promoted.into_iter().map(|id| Candidate::Free(Unit::Task(id))));
-        self.scheduled = Some((next, boot));
-        Ok(next.map(|next| next.since(now)))
+        let super::sweep::Promoted { ids, next, more } = self.queue.promote_due(now).await?;
+        self.candidates.extend(ids.into_iter().map(|id| Candidate::Free(Unit::Task(id))));
+        // As long as there may be more that are due, nobody relies on what was read.
+        self.scheduled = (!more).then_some((next, boot));
+        Ok(match more {
+            true => Outlook { busy: true, due: Some(Duration::ZERO) },
+            false => due(next),
+        })
     }
 }
 

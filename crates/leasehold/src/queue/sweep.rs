@@ -18,6 +18,17 @@ const A_LITTLE: usize = 1000;
 /// How many scheduled tasks are promoted at a time.
 const DUE: usize = 100;
 
+/// What became of scheduled tasks.
+#[derive(Debug)]
+pub(super) struct Promoted {
+    /// Pending now.
+    pub ids: Vec<String>,
+    /// When the next one is due.
+    pub next: Option<StoreTime>,
+    /// Whether there may be more that are due.
+    pub more: bool,
+}
+
 /// What a sweep did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Swept {
@@ -32,26 +43,25 @@ pub struct Swept {
 }
 
 impl Queue {
-    /// Moves scheduled tasks that are due to the pending ones. Says which, and when the next is.
-    pub(super) async fn promote_due(
-        &self,
-        now: StoreTime,
-    ) -> Result<(Vec<String>, Option<StoreTime>)> {
+    /// Moves scheduled tasks that are due to the pending ones, a page of them.
+    pub(super) async fn promote_due(&self, now: StoreTime) -> Result<Promoted> {
         let list = List::prefix(self.keys().scheduled())?.limit(DUE);
-        let mut promoted = Vec::new();
+        let page = self.store().list(list).collect().await?.entries;
         // Not every store lists in order, so all of the page is looked at.
-        let mut next: Option<StoreTime> = None;
-        for entry in self.store().list(list).collect().await?.entries {
+        let mut promoted = Promoted { ids: Vec::new(), next: None, more: page.len() >= DUE };
+        for entry in page {
             let Some((time, id)) = self.keys().parse_scheduled(entry.key.as_str()) else {
                 continue;
             };
             if time > now {
-                next = Some(next.map_or(time, |next| next.min(time)));
+                promoted.next = Some(promoted.next.map_or(time, |next| next.min(time)));
             } else if self.promote(&entry.key, &id).await? {
-                promoted.push(id);
+                promoted.ids.push(id);
             }
         }
-        Ok((promoted, next))
+        // In order, what is behind something that is not due is not due either.
+        promoted.more &= promoted.next.is_none();
+        Ok(promoted)
     }
 
     /// Says whether the task is pending now by our doing.
@@ -99,9 +109,9 @@ impl Queue {
         let now = self.store().now().await?;
         let mut swept = Swept::default();
         loop {
-            let (promoted, _) = self.promote_due(now).await?;
-            swept.promoted += promoted.len() as u64;
-            if promoted.len() < DUE {
+            let promoted = self.promote_due(now).await?;
+            swept.promoted += promoted.ids.len() as u64;
+            if !promoted.more {
                 break;
             }
         }

@@ -58,6 +58,16 @@ struct Source {
     /// Tasks of bundles that are claimed and not handed out yet.
     bundles: Mutex<VecDeque<(Run, VecDeque<u32>)>>,
     checked: Mutex<Checked>,
+    rest: Mutex<Rest>,
+}
+
+/// How long a queue in which there was nothing to do is left alone, by all who call.
+#[derive(Debug, Default)]
+struct Rest {
+    /// How often there was nothing, one after the other.
+    idle: u32,
+    until: Option<BootTime>,
+    outlook: Outlook,
 }
 
 /// When the settings were read last, and when something was last swept.
@@ -74,6 +84,8 @@ const SWEEP: Duration = Duration::from_secs(600);
 /// The first pause where there is nothing to do.
 const FIRST: Duration = Duration::from_millis(500);
 const FIRST_IN_DIRECTORY: Duration = Duration::from_millis(10);
+/// How long to wait after two lists of which nothing came.
+const VAIN_LISTS: Duration = Duration::from_millis(50);
 /// How long to wait before looking at what changed.
 const AFTER_CHANGE: Duration = Duration::from_millis(1);
 
@@ -90,6 +102,7 @@ impl Worker {
                 finder: tokio::sync::Mutex::new(Finder::new(queue.clone(), settings.name.clone())),
                 bundles: Mutex::default(),
                 checked: Mutex::new(Checked { settings: now, sweep: now }),
+                rest: Mutex::default(),
                 queue,
             }
         };
@@ -116,11 +129,14 @@ impl Worker {
     }
 
     /// The next task; waits for one. `None` once the worker is drained, or has nothing left to do
-    /// and was asked to end then.
+    /// and was asked to end then: nothing that waits, or is being done, by anybody. Tasks that are
+    /// scheduled for later do not count.
+    ///
+    /// If it is dropped while it claims something, that is given back, at the cost of a few requests:
+    /// do not call it with a timeout of milliseconds.
     pub async fn next(&self) -> Result<Option<Task>> {
-        let mut idle = 0;
         // In a directory somebody tells when there is something new.
-        let mut watches = Vec::new();
+        let mut watches: Option<Vec<Watch>> = None;
         loop {
             let mut outlook = Outlook::default();
             for source in &self.queues {
@@ -136,30 +152,32 @@ impl Worker {
                         }
                         return Ok(Some(task));
                     }
-                    Err(found) => {
-                        outlook.busy |= found.busy;
-                        outlook.due = [outlook.due, found.due].into_iter().flatten().min();
-                    }
+                    Err(found) => outlook.and(found),
                 }
             }
             if self.settings.until_empty && !outlook.busy {
                 return Ok(None);
             }
             let Some(first) = self.queues.first() else { return Ok(None) };
-            idle += 1;
-            if idle == 1 && first.queue.store().kind() == Kind::Directory {
+            let env = first.queue.store().env().clone();
+            if watches.is_none() && first.queue.store().kind() == Kind::Directory {
                 // First the watch, then another look: nothing is missed in between.
-                watches = self.watches()?;
+                watches = Some(self.watches()?);
+                self.queues.iter().for_each(Source::wake);
                 continue;
             }
-            let live = !watches.is_empty() && watches.iter().all(Watch::is_live);
-            let pause = self.pause(&first.queue, idle, outlook, live);
-            let clock = first.queue.store().env().clone();
+            let now = env.clock().boot();
+            let rests = self.queues.iter().filter_map(|source| source.rest().until);
+            let until = rests.min().unwrap_or(now.plus(AFTER_CHANGE));
+            let pause = until.since(now).max(AFTER_CHANGE);
             tokio::select! {
-                () = clock.clock().sleep(pause) => {}
+                () = env.clock().sleep(pause) => {}
                 () = self.drain.cancelled() => return Ok(None),
-                // Not at once: what is new may come in company.
-                () = any_change(&mut watches) => clock.clock().sleep(AFTER_CHANGE).await,
+                () = any_change(watches.as_deref_mut().unwrap_or_default()) => {
+                    // Not at once: what is new may come in company.
+                    env.clock().sleep(AFTER_CHANGE).await;
+                    self.queues.iter().for_each(Source::wake);
+                }
             }
         }
     }
@@ -176,15 +194,14 @@ impl Worker {
         Ok(watches)
     }
 
-    /// How long to wait where there is nothing to do: longer each time, but not past what is due.
-    fn pause(&self, queue: &Queue, idle: u32, outlook: Outlook, live: bool) -> Duration {
+    /// How long to leave a queue alone in which there was nothing to do: longer each time, but not
+    /// past what is due.
+    fn pause(&self, queue: &Queue, idle: u32, outlook: Outlook) -> Duration {
         let local = queue.store().kind() == Kind::Directory;
-        let first = if local { FIRST_IN_DIRECTORY } else { FIRST };
-        let cap = match (local, live) {
-            // Looking costs nothing but a little time of this machine.
-            (true, false) => self.settings.poll.min(Duration::from_millis(200)),
-            (true, true) => self.settings.poll.min(Duration::from_secs(1)),
-            (false, _) => self.settings.poll,
+        let (first, cap) = match local {
+            // Looking costs nothing but a little time of this machine, and changes are told.
+            true => (FIRST_IN_DIRECTORY, self.settings.poll.min(Duration::from_secs(1))),
+            false => (FIRST, self.settings.poll),
         };
         let random = queue.store().env().random();
         let longest = first.saturating_mul(2u32.saturating_pow(idle)).min(cap);
@@ -202,24 +219,42 @@ impl Worker {
         self.look_after(source).await;
         if queue.settings().paused {
             // Somebody wants it to rest: nothing is to be done, but it is not empty either.
-            return Ok(Err(Outlook { busy: true, due: None }));
+            let outlook = Outlook { busy: true, due: None };
+            source.go_to_rest(outlook, |idle| self.pause(queue, idle, outlook));
+            return Ok(Err(outlook));
         }
+        let mut refills = 0;
         loop {
             if let Some(task) = source.piece() {
                 return Ok(Ok(task));
             }
+            if let Some(outlook) = source.resting() {
+                return Ok(Err(outlook));
+            }
             let mut finder = source.finder.lock().await;
-            // Somebody else may have claimed a bundle while we waited.
+            // Somebody else may have claimed a bundle while we waited, or found that there is
+            // nothing.
             if let Some(task) = source.piece() {
                 return Ok(Ok(task));
+            }
+            if let Some(outlook) = source.resting() {
+                return Ok(Err(outlook));
             }
             let candidate = match finder.next() {
                 Some(candidate) => candidate,
                 None => {
-                    let outlook = finder.refill().await?;
+                    // Lists of which nothing comes, one after the other, are not the way.
+                    let outlook = match refills {
+                        2.. => Outlook { busy: true, due: Some(VAIN_LISTS) },
+                        _ => finder.refill().await?,
+                    };
+                    refills += 1;
                     match finder.next() {
                         Some(candidate) => candidate,
-                        None => return Ok(Err(outlook)),
+                        None => {
+                            source.go_to_rest(outlook, |idle| self.pause(queue, idle, outlook));
+                            return Ok(Err(outlook));
+                        }
                     }
                 }
             };
@@ -238,12 +273,16 @@ impl Worker {
             };
             finder.tried(&unit, &tried);
             match tried {
-                Tried::Task(held) => return Ok(Ok(Task::single(held))),
+                Tried::Task(held) => {
+                    source.rest().idle = 0;
+                    return Ok(Ok(Task::single(held)));
+                }
                 Tried::Bundle(run) => {
+                    source.rest().idle = 0;
                     let left = run.left().into();
                     source.bundles().push_back((run, left));
                 }
-                Tried::Taken | Tried::Over | Tried::Later => {
+                Tried::Taken | Tried::Over | Tried::Later(_) | Tried::Unreadable => {
                     if self.drain.is_cancelled() {
                         return Ok(Err(Outlook { busy: true, due: None }));
                     }
@@ -253,25 +292,31 @@ impl Worker {
     }
 
     async fn try_candidate(&self, queue: &Queue, candidate: Candidate) -> Result<(Unit, Tried)> {
+        let unit = candidate.unit().clone();
+        match self.try_unit(queue, candidate).await {
+            Ok(tried) => Ok((unit, tried)),
+            // A claim that was lost at once, by a pause of this process, is somebody else's.
+            Err(error) if error.kind() == ErrorKind::Lost => Ok((unit, Tried::Taken)),
+            // One bad object must not keep everybody from the others.
+            Err(error) if error.is_about_data() => {
+                tracing::warn!(%error, "a task cannot be claimed");
+                Ok((unit, Tried::Unreadable))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn try_unit(&self, queue: &Queue, candidate: Candidate) -> Result<Tried> {
         match candidate {
-            Candidate::Free(unit) => {
-                let tried = queue.claim_free(&unit, &self.settings.name).await;
-                Ok((unit, or_lost(tried)?))
-            }
-            Candidate::Doubtful(unit) => {
-                let tried = match queue.looks_free(&unit).await? {
-                    true => queue.claim_free(&unit, &self.settings.name).await,
-                    false => Ok(Tried::Taken),
-                };
-                Ok((unit, or_lost(tried)?))
-            }
-            Candidate::Leased(unit, desk) => {
-                let tried = queue.claim_leased(&unit, &desk).await;
-                Ok((unit, or_lost(tried)?))
-            }
+            Candidate::Free(unit) => queue.claim_free(&unit, &self.settings.name).await,
+            Candidate::Doubtful(unit) => match queue.looks_free(&unit).await? {
+                true => queue.claim_free(&unit, &self.settings.name).await,
+                false => Ok(Tried::Taken),
+            },
+            Candidate::Leased(unit, desk) => queue.claim_leased(&unit, &desk).await,
             Candidate::Orphan(unit, desk) => {
                 queue.sweep_lease(&unit, &desk).await?;
-                Ok((unit, Tried::Over))
+                Ok(Tried::Over)
             }
         }
     }
@@ -310,15 +355,32 @@ async fn any_change(watches: &mut [Watch]) {
     futures::future::select_all(changes).await;
 }
 
-/// A claim that was lost at once, by a pause of this process, is somebody else's.
-fn or_lost(tried: Result<Tried>) -> Result<Tried> {
-    match tried {
-        Err(error) if error.kind() == ErrorKind::Lost => Ok(Tried::Taken),
-        tried => tried,
-    }
-}
-
 impl Source {
+    fn rest(&self) -> MutexGuard<'_, Rest> {
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was to be expected when there was last nothing to do, if that was a moment ago.
+    fn resting(&self) -> Option<Outlook> {
+        let rest = self.rest();
+        let now = self.queue.store().env().clock().boot();
+        rest.until.is_some_and(|until| until > now).then_some(rest.outlook)
+    }
+
+    fn go_to_rest(&self, outlook: Outlook, pause: impl Fn(u32) -> Duration) {
+        let mut rest = self.rest();
+        let now = self.queue.store().env().clock().boot();
+        rest.until = Some(now.plus(pause(rest.idle)));
+        rest.idle = rest.idle.saturating_add(1);
+        rest.outlook = outlook;
+    }
+
+    /// Something has changed.
+    fn wake(&self) {
+        let mut rest = self.rest();
+        (rest.until, rest.idle) = (None, 0);
+    }
+
     fn bundles(&self) -> MutexGuard<'_, VecDeque<(Run, VecDeque<u32>)>> {
         self.bundles.lock().unwrap_or_else(PoisonError::into_inner)
     }
