@@ -17,7 +17,7 @@ pub type Json = Box<RawValue>;
 /// `task.json`, and a line of `tasks.jsonl`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Task {
-    /// Its name. Within a bundle it may be missing: then it is the bundle's with a number.
+    /// Its name. Within a bundle it is not written: it is the bundle's, with a number.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub id: String,
     /// Which push of it this is. Empty within a bundle, which has one for all.
@@ -205,6 +205,11 @@ impl DeadLetter {
     }
 }
 
+/// The name of a task of a bundle.
+pub fn bundle_task(bundle: &str, n: u32) -> String {
+    format!("{bundle}.{n}")
+}
+
 /// The lines of `tasks.jsonl`: the first is about the bundle, each other is a task.
 #[derive(Debug, Clone)]
 pub struct Bundle {
@@ -232,12 +237,12 @@ impl Bundle {
         let mut lines = text.lines();
         let head = lines.next().ok_or_else(|| RecordError("it is empty".into()))?;
         let head: BundleHead = serde_json::from_str(head).map_err(bad)?;
-        let mut tasks = Vec::with_capacity(head.tasks as usize);
+        let mut tasks = Vec::new();
         for (n, line) in lines.enumerate() {
             let mut task: Task = serde_json::from_str(line).map_err(bad)?;
-            if task.id.is_empty() {
-                task.id = format!("{id}.{n}");
-            }
+            // Never a name of its own: two bundles could have the same, and one would be lost when
+            // both leave.
+            task.id = bundle_task(id, n as u32);
             // Of its own, so that a task that leaves the bundle is told from the others.
             task.incarnation = format!("{}.{n}", head.incarnation);
             task.pushed_at = task.pushed_at.or(head.pushed_at);

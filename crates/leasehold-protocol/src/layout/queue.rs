@@ -194,7 +194,9 @@ impl QueueKeys {
             ("task.json", Unit::Task(_)) | ("tasks.jsonl", Unit::Bundle(..)) => Part::Work,
             _ => return None,
         };
-        Some((unit, part))
+        // Only what would be built like this is ours: no second spelling, no other shard.
+        let ours = self.part(&unit, part).is_ok_and(|built| built.as_str() == key);
+        ours.then_some((unit, part))
     }
 
     /// The task or bundle whose folder this common prefix is.
@@ -267,6 +269,8 @@ mod tests {
             "queues/q/pending/x/y/task.json",
             "queues/q/bundles/x/tasks.jsonl",
             "queues/q/bundles/x-3/task.json",
+            "queues/q/bundles/x-03/tasks.jsonl",
+            "queues/q/pending/100%/task.json",
             "queues/other/pending/x/task.json",
         ] {
             assert_eq!(keys.parse_part(key), None, "{key}");

@@ -24,7 +24,7 @@ use crate::backoff::full_jitter;
 use crate::format::lease::Lease;
 use crate::format::queue::QueueSettings;
 use crate::format::task::{Failure, Task};
-use crate::lease::{Judgement, Seen, Why};
+use crate::lease::{Judgement, SLACK, Seen, Why};
 use crate::time::StoreTime;
 
 pub use discover::{Standing, order};
@@ -48,6 +48,8 @@ pub struct History {
     pub errors: Vec<Failure>,
     /// Which tasks of a bundle are done.
     pub done: Done,
+    /// Since when the lease was held that told it. Not written.
+    pub since: Option<StoreTime>,
 }
 
 const INCARNATION: &str = "incarnation";
@@ -74,6 +76,7 @@ impl History {
             not_before: text(NOT_BEFORE).and_then(|text| text.parse().ok()),
             errors: serde_json::from_value(errors).unwrap_or_default(),
             done: text(DONE).map(Done::parse).unwrap_or_default(),
+            since: lease.acquired_at,
         }
     }
 
@@ -98,7 +101,8 @@ impl History {
         }
     }
 
-    fn note(&mut self, failure: Failure) {
+    /// Adds what went wrong to what is kept of that.
+    pub fn note(&mut self, failure: Failure) {
         let mut failure = failure;
         if failure.error.len() > ERROR_BYTES {
             let mut end = ERROR_BYTES;
@@ -118,10 +122,15 @@ impl History {
         self.failures.saturating_add(self.crashes)
     }
 
-    /// What it is worth for this push of the task: a history of another says nothing.
+    /// What it is worth for this push of the task: a history of another says nothing. Whoever
+    /// claimed the task before it was pushed had another.
     #[must_use]
-    pub fn about(self, incarnation: &str) -> Self {
-        match self.incarnation.is_empty() || self.incarnation == incarnation {
+    pub fn about(self, incarnation: &str, pushed_at: Option<StoreTime>) -> Self {
+        let same = match self.incarnation.is_empty() {
+            true => self.since.zip(pushed_at).is_none_or(|(since, pushed)| since >= pushed),
+            false => self.incarnation == incarnation,
+        };
+        match same {
             true => Self { incarnation: incarnation.to_owned(), ..self },
             false => Self { incarnation: incarnation.to_owned(), ..Self::default() },
         }
@@ -207,6 +216,13 @@ pub fn after_failure(
     });
     history.not_before = Some(at.plus(pause));
     AfterFailure::Retry(history)
+}
+
+/// Whether a record about one push of a task gives way to one about another: only an older to a
+/// younger, or a worker that was asleep for long would undo what came after it. Where the two are too
+/// close for a store that tells whole seconds, ours counts.
+pub fn gives_way(there: Option<StoreTime>, ours: Option<StoreTime>) -> bool {
+    there.zip(ours).is_none_or(|(there, ours)| there <= ours.plus(SLACK))
 }
 
 /// What a task's other records say about it.

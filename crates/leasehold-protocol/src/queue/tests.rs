@@ -48,6 +48,7 @@ fn a_history_survives_the_lease() {
         not_before: Some(at(90)),
         errors: vec![failure(1)],
         done,
+        since: Some(at(0)),
     };
     let lease = lease(State::Released, &history);
     let again = Lease::parse(&lease.to_bytes(Dialect::Task)).unwrap();
@@ -72,7 +73,8 @@ fn a_holder_that_vanished_counts_as_a_crash_and_one_that_let_go_does_not() {
         }
     }
     let drained = seen(lease(State::Released, &history), at(100));
-    assert_eq!(claim(&drained, &Judgement::Free(Why::Released)), Claim::Take(history));
+    let same = History { since: Some(at(0)), ..history };
+    assert_eq!(claim(&drained, &Judgement::Free(Why::Released)), Claim::Take(same));
     let left = Duration::from_secs(3);
     assert_eq!(claim(&seen_at, &Judgement::Held { left }), Claim::Held(left));
 }
@@ -83,7 +85,7 @@ fn a_failed_task_waits_for_its_time_by_the_stores_clock() {
     let early = seen(lease(State::Released, &history), at(89));
     assert_eq!(claim(&early, &Judgement::Free(Why::Released)), Claim::Later(at(90)));
     let due = seen(lease(State::Released, &history), at(90));
-    let taken = History { not_before: None, ..history };
+    let taken = History { not_before: None, since: Some(at(0)), ..history };
     assert_eq!(claim(&due, &Judgement::Free(Why::Released)), Claim::Take(taken));
 }
 
@@ -136,11 +138,16 @@ fn records_about_another_incarnation_count_as_absent() {
     assert_eq!(met("i2", Some("i2"), Some("i1")), Met::Over);
     assert_eq!(met("i2", None, Some("i2")), Met::Over);
     let history = History { incarnation: "i1".into(), failures: 4, ..History::default() };
-    assert_eq!(history.clone().about("i2").failures, 0);
-    assert_eq!(history.about("i1").failures, 4);
+    assert_eq!(history.clone().about("i2", None).failures, 0);
+    assert_eq!(history.about("i1", None).failures, 4);
     // A claimer that vanished before it read the task did not know which push it had.
-    let crashed = History { crashes: 1, ..History::default() };
-    assert_eq!(crashed.about("i1").crashes, 1);
+    let crashed = History { crashes: 1, since: Some(at(5)), ..History::default() };
+    assert_eq!(crashed.clone().about("i1", Some(at(3))).crashes, 1);
+    // Unless the task was pushed only after that.
+    assert_eq!(crashed.about("i1", Some(at(9))).crashes, 0);
+    assert!(gives_way(Some(at(1)), Some(at(2))) && gives_way(Some(at(3)), Some(at(1))));
+    assert!(!gives_way(Some(at(9)), Some(at(1))));
+    assert!(gives_way(None, Some(at(1))));
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub struct Terms {
 impl Terms {
     /// These terms, or why they cannot work.
     pub fn checked(self) -> Result<Self> {
-        if self.heartbeat.is_zero() || self.heartbeat * 2 > self.ttl {
+        if self.heartbeat.is_zero() || self.heartbeat > self.ttl / 2 {
             return Err(Error::invalid(format!(
                 "a lease must be renewed at least twice within its ttl: heartbeat {} and ttl {} do \
                  not go together",
@@ -419,9 +419,19 @@ impl Desk {
     }
 
     async fn write(&self, lease: &Lease, when: When, nonce: crate::Nonce) -> Result<Put> {
+        self.write_as(lease, when, nonce, Durability::Volatile).await
+    }
+
+    async fn write_as(
+        &self,
+        lease: &Lease,
+        when: When,
+        nonce: crate::Nonce,
+        durability: Durability,
+    ) -> Result<Put> {
         let Shared { store, key, terms, .. } = &*self.0;
         let body = Bytes::from(lease.to_bytes(terms.dialect));
-        let write = Write::when(when, Proof::Nonce(nonce)).durability(Durability::Volatile);
+        let write = Write::when(when, Proof::Nonce(nonce)).durability(durability);
         store.put(key, body, write).await
     }
 

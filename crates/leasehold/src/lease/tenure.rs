@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Desk;
 use crate::env::BootTime;
-use crate::store::{Get, Kind, Put, Unknown, Watch};
+use crate::store::{Durability, Get, Kind, Put, Unknown, Watch};
 use crate::{ErrorKind, Result, Version, When};
 
 /// What we know of our lease.
@@ -178,13 +178,22 @@ impl Tenure {
     }
 
     /// Lets go, leaving a record with this change, wherever the store is.
-    pub(crate) async fn release_with(self, change: impl Fn(&mut Lease)) -> Result<()> {
-        self.core.leave(change).await
+    pub(crate) async fn release_with(
+        &self,
+        durability: Durability,
+        change: impl Fn(&mut Lease),
+    ) -> Result<()> {
+        self.core.leave(durability, change).await
+    }
+
+    /// Where its background work is done.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     /// Removes the lease: what it guarded is done. Unconditionally where the store cannot do
     /// better, so only once nobody needs it any more. Says whether it was still ours.
-    pub(crate) async fn remove(self) -> Result<bool> {
+    pub(crate) async fn remove(&self) -> Result<bool> {
         self.core.remove().await
     }
 
@@ -344,11 +353,13 @@ impl Core {
 
     /// One renewal. `Lost` if it is not ours any more.
     async fn renew(&self) -> Result<()> {
-        self.rewrite(|lease| {
-            let change = self.on_renewal.lock().unwrap_or_else(PoisonError::into_inner);
-            change.iter().for_each(|change| change.0(lease));
-        })
-        .await
+        self.rewrite(|lease| self.note(lease)).await
+    }
+
+    /// Changes the record as its holder has asked for.
+    fn note(&self, lease: &mut Lease) {
+        let change = self.on_renewal.lock().unwrap_or_else(PoisonError::into_inner);
+        change.iter().for_each(|change| change.0(lease));
     }
 
     /// A renewal that changes something in the record.
@@ -421,7 +432,7 @@ impl Core {
 
     async fn release(&self) -> Result<()> {
         if !self.desk.release_removes() {
-            return self.leave(|_| {}).await;
+            return self.leave(Durability::Volatile, |lease| self.note(lease)).await;
         }
         let _writing = self.writing.lock().await;
         loop {
@@ -454,6 +465,9 @@ impl Core {
         let _writing = self.writing.lock().await;
         let store = &self.desk.0.store;
         loop {
+            if self.released.load(SeqCst) {
+                return Ok(false);
+            }
             if self.remove_once().await? {
                 return Ok(true);
             }
@@ -472,7 +486,7 @@ impl Core {
     }
 
     /// Leaves a record that says that nobody holds the lease.
-    async fn leave(&self, change: impl Fn(&mut Lease)) -> Result<()> {
+    async fn leave(&self, durability: Durability, change: impl Fn(&mut Lease)) -> Result<()> {
         let _writing = self.writing.lock().await;
         let store = &self.desk.0.store;
         loop {
@@ -484,7 +498,8 @@ impl Core {
             let now = store.now().await?;
             let mut released = lease::release(&held, now, nonce);
             change(&mut released);
-            match self.desk.write(&released, When::Matches(version), nonce).await? {
+            let when = When::Matches(version);
+            match self.desk.write_as(&released, when, nonce, durability).await? {
                 Put::Stored(version) => {
                     // The next acquisition at this desk needs not read it.
                     let seen = Seen { record: Ok(released), version, modified: now, now };

@@ -13,7 +13,7 @@ use leasehold_protocol::format::lease::Lease;
 use leasehold_protocol::format::task::{self as format, DeadLetter, Failure, Json, Receipt};
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::{self as lease_decide, Holder};
-use leasehold_protocol::queue::{self as decide, AfterFailure, History};
+use leasehold_protocol::queue::{self as decide, AfterFailure, Done, History};
 use leasehold_protocol::settle::Proof;
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +21,7 @@ use super::claim::Tried;
 use super::task::Acked;
 use super::{Queue, wrote};
 use crate::lease::Tenure;
-use crate::store::{Durability, Write};
+use crate::store::Write;
 use crate::{Error, ErrorKind, Result};
 
 /// How many bytes of results are kept in the lease for a successor.
@@ -39,10 +39,7 @@ struct Shared {
     bundle: format::Bundle,
     version: Version,
     history: History,
-    token: u64,
-    lost: CancellationToken,
-    /// Taken by whoever ends it.
-    tenure: Mutex<Option<Arc<Tenure>>>,
+    tenure: Tenure,
     state: Arc<Mutex<State>>,
 }
 
@@ -50,11 +47,22 @@ struct Shared {
 struct State {
     history: History,
     results: Vec<Option<Json>>,
-    kept: usize,
     /// Handed out and not finished.
     under_way: usize,
-    /// No more are handed out.
-    abandoned: bool,
+    phase: Phase,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Tasks are handed out.
+    #[default]
+    Open,
+    /// No more are: the bundle goes back to the others once those that were are finished.
+    Abandoned,
+    /// Everything is done, and being recorded.
+    Completing,
+    /// It is not ours any more.
+    Over,
 }
 
 /// One task of a bundle, handed out.
@@ -86,18 +94,19 @@ impl Run {
         let state = State { history: history.clone(), results, ..State::default() };
         let state = Arc::new(Mutex::new(state));
         let noted = state.clone();
-        tenure.on_renewal(move |lease| note(&noted, lease));
+        tenure.on_renewal(move |lease| note(&noted, lease, RESULTS));
         let run = Self(Arc::new(Shared {
             queue: queue.clone(),
             unit: unit.clone(),
             bundle,
             version,
             history,
-            token: tenure.token(),
-            lost: tenure.lost(),
-            tenure: Mutex::new(Some(Arc::new(tenure))),
+            tenure,
             state,
         }));
+        if run.0.history.crashes > 0 {
+            run.skip_those_that_left().await?;
+        }
         if run.0.history.crashes >= queue.settings().max_crashes {
             run.break_up().await?;
             return Ok(Tried::Over);
@@ -116,10 +125,10 @@ impl Run {
         all.filter(|n| !state.history.done.contains(*n)).collect()
     }
 
-    /// Hands out a task, unless the bundle goes back to the others.
+    /// Hands out a task, unless the bundle goes back to the others or is theirs already.
     pub fn piece(&self, n: u32) -> Option<Piece> {
         let mut state = self.state();
-        if state.abandoned || self.0.lost.is_cancelled() {
+        if state.phase != Phase::Open || self.0.tenure.lost().is_cancelled() {
             return None;
         }
         state.under_way += 1;
@@ -129,119 +138,121 @@ impl Run {
     /// No more tasks are handed out: the bundle goes back to the others once those that were are
     /// finished.
     pub async fn abandon(&self) -> Result<()> {
-        let idle = {
-            let mut state = self.state();
-            state.abandoned = true;
-            // Where all are done, whoever finished the last one completes the bundle right now.
-            state.under_way == 0 && !self.is_done(&state)
-        };
-        match idle {
-            true => self.let_go().await,
-            false => Ok(()),
-        }
+        self.let_go_if(|state| {
+            if state.phase == Phase::Open {
+                state.phase = Phase::Abandoned;
+            }
+        })
+        .await
     }
 
-    fn is_done(&self, state: &State) -> bool {
-        state.history.done.len() == self.0.bundle.tasks.len() as u64
+    /// Lets go of the bundle if, after this change, nobody is at it any more.
+    async fn let_go_if(&self, change: impl FnOnce(&mut State)) -> Result<()> {
+        {
+            let mut state = self.state();
+            change(&mut state);
+            if state.phase != Phase::Abandoned || state.under_way > 0 {
+                return Ok(());
+            }
+            state.phase = Phase::Over;
+        }
+        let Shared { queue, tenure, state, .. } = &*self.0;
+        tenure.release_with(queue.durability(), |lease| note(state, lease, usize::MAX)).await
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tenure(&self) -> Result<Arc<Tenure>> {
-        let tenure = self.0.tenure.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        tenure.ok_or_else(|| Error::new(ErrorKind::Lost, "the bundle was given back"))
-    }
-
-    /// The tenure for good. Others may still be looking at it, but nobody gets it any more.
-    async fn take_tenure(&self) -> Option<Tenure> {
-        let mut tenure = self.0.tenure.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        loop {
-            match Arc::try_unwrap(tenure) {
-                Ok(tenure) => return Some(tenure),
-                Err(shared) => tenure = shared,
-            }
-            tokio::task::yield_now().await;
-        }
-    }
-
-    async fn let_go(&self) -> Result<()> {
-        let Some(tenure) = self.take_tenure().await else { return Ok(()) };
-        let state = self.0.state.clone();
-        tenure.release_with(move |lease| note(&state, lease)).await
+    fn lost(&self) -> Error {
+        let message = "the bundle is not ours any more: somebody else does the task again";
+        Error::new(ErrorKind::Lost, message)
     }
 
     /// One task is finished, one way or another. The last one finishes the bundle.
     async fn finished(&self, n: u32, result: Option<Json>) -> Result<Acked> {
-        let (all, abandoned) = {
+        let all = {
             let mut state = self.state();
-            state.under_way -= 1;
+            if state.phase == Phase::Over {
+                return Err(self.lost());
+            }
             state.history.done.insert(n);
             if let Some(slot) = state.results.get_mut(n as usize) {
                 *slot = result;
             }
-            let all = self.is_done(&state);
-            (all, state.abandoned && state.under_way == 0)
+            let all = state.history.done.len() == self.0.bundle.tasks.len() as u64;
+            if all {
+                state.phase = Phase::Completing;
+            }
+            all
         };
-        match (all, abandoned) {
-            (true, _) => self.complete().await,
-            (false, true) => self.let_go().await.map(|()| Acked::First),
-            (false, false) => Ok(Acked::First),
+        if all {
+            return self.complete().await;
+        }
+        self.let_go_if(|state| state.under_way -= 1).await?;
+        // Nothing records it but our claim.
+        match self.0.tenure.lost().is_cancelled() {
+            true => Err(self.lost()),
+            false => Ok(Acked::First),
         }
     }
 
     /// One task was not finished, and stays in the bundle.
     async fn unfinished(&self) -> Result<()> {
-        let idle = {
-            let mut state = self.state();
+        self.let_go_if(|state| {
             state.under_way -= 1;
-            state.abandoned = true;
-            state.under_way == 0
-        };
-        match idle {
-            true => self.let_go().await,
-            false => Ok(()),
-        }
+            if state.phase == Phase::Open {
+                state.phase = Phase::Abandoned;
+            }
+        })
+        .await
     }
 
     async fn complete(&self) -> Result<Acked> {
-        let Shared { queue, unit, bundle, version, history, token, .. } = &*self.0;
-        let tenure = self.tenure()?;
-        let lease = tenure.lease();
-        let mut first = true;
-        match queue.settings().receipts {
-            false => tenure.check()?,
-            true => {
-                let results = std::mem::take(&mut self.state().results);
-                let receipt = Receipt {
-                    id: unit.name(),
-                    incarnation: bundle.incarnation.clone(),
-                    worker: lease.holder,
-                    token: *token,
-                    pushed_at: bundle.pushed_at,
-                    started_at: lease.acquired_at,
-                    completed_at: queue.store().now().await?,
-                    retries: history.tries(),
-                    result: None,
-                    results: results.iter().any(Option::is_some).then_some(results),
-                    nonce: String::new(),
-                };
-                first = queue.write_receipt(unit, receipt).await?;
+        let recorded = self.record().await;
+        let Shared { queue, unit, version, tenure, state, .. } = &*self.0;
+        self.state().phase = Phase::Over;
+        let first = match recorded {
+            Ok(first) => first,
+            Err(error) => {
+                // Others go on from here, and find everything done.
+                let noted = |lease: &mut Lease| note(state, lease, usize::MAX);
+                let _ = tenure.release_with(queue.durability(), noted).await;
+                return Err(error);
             }
-        }
-        drop(tenure);
+        };
         let cleaned = async {
             queue.delete_work(&queue.keys().part(unit, Part::Work)?, version).await?;
-            match self.take_tenure().await {
-                Some(tenure) => tenure.remove().await,
-                None => Ok(false),
-            }
+            tenure.remove().await
         };
         if let Err(error) = cleaned.await {
             tracing::debug!(%error, "left for the next sweep");
         }
         Ok(if first { Acked::First } else { Acked::Again })
+    }
+
+    async fn record(&self) -> Result<bool> {
+        let Shared { queue, unit, bundle, history, tenure, .. } = &*self.0;
+        if !queue.settings().receipts {
+            tenure.check()?;
+            return Ok(true);
+        }
+        let lease = tenure.lease();
+        let results = self.state().results.clone();
+        let receipt = Receipt {
+            id: unit.name(),
+            incarnation: bundle.incarnation.clone(),
+            worker: lease.holder,
+            token: tenure.token(),
+            pushed_at: bundle.pushed_at,
+            started_at: lease.acquired_at,
+            completed_at: queue.store().now().await?,
+            retries: history.tries(),
+            result: None,
+            results: results.iter().any(Option::is_some).then_some(results),
+            nonce: String::new(),
+        };
+        queue.write_receipt(unit, receipt).await
     }
 
     /// Its workers vanished too often: one of its tasks may be to blame, and nobody knows which. So
@@ -255,17 +266,38 @@ impl Run {
         self.complete().await.map(|_| ())
     }
 
+    /// Tasks that left the bundle before its worker vanished, which may not have had the time to
+    /// write that down.
+    async fn skip_those_that_left(&self) -> Result<()> {
+        let queue = &self.0.queue;
+        for n in self.left() {
+            let unit = Unit::Task(self.task(n)?.id.clone());
+            let records = [
+                queue.keys().part(&unit, Part::Work)?,
+                queue.keys().receipt(&unit)?,
+                queue.keys().dead_letter(&unit.name())?,
+            ];
+            for key in records {
+                if queue.store().head(&key).await?.is_some() {
+                    self.state().history.done.insert(n);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn task(&self, n: u32) -> Result<&format::Task> {
         let gone = || Error::new(ErrorKind::Internal, "a bundle has no such task");
         self.0.bundle.tasks.get(n as usize).ok_or_else(gone)
     }
 
     async fn write_dead_letter(&self, n: u32, history: History) -> Result<()> {
-        let queue = &self.0.queue;
+        let Shared { queue, tenure, .. } = &*self.0;
         let letter = DeadLetter {
             task: self.task(n)?.clone(),
             failed_at: queue.store().now().await?,
-            worker: self.tenure()?.lease().holder,
+            worker: tenure.lease().holder,
             failures: history.failures,
             crashes: history.crashes,
             errors: history.errors,
@@ -277,13 +309,13 @@ impl Run {
     /// A task leaves the bundle, to be tried again on its own. Its lease comes first: the task must
     /// not be seen as free before its time.
     async fn leave(&self, n: u32, history: &History) -> Result<()> {
-        let queue = &self.0.queue;
+        let Shared { queue, tenure, .. } = &*self.0;
         let store = queue.store();
         let task = self.task(n)?;
         let unit = Unit::Task(task.id.clone());
-        let history = history.clone().about(&task.incarnation);
+        let history = history.clone().about(&task.incarnation, None);
         let (nonce, now) = (store.env().nonce(), store.now().await?);
-        let holder = self.tenure()?.lease().holder;
+        let holder = tenure.lease().holder;
         let holder = Holder { name: &holder, ttl: queue.settings().ttl, place: None };
         let held = lease_decide::acquire(None, &holder, now, 0, nonce).lease;
         let mut released = lease_decide::release(&held, now, nonce);
@@ -291,31 +323,52 @@ impl Run {
         let body = released.to_bytes(leasehold_protocol::format::lease::Dialect::Task);
         let lease = Write::when(When::Absent, Proof::Nonce(nonce));
         let key = queue.keys().part(&unit, Part::Lease)?;
-        wrote(store.put(&key, body.into(), lease.durability(Durability::Volatile)).await?)?;
+        wrote(store.put(&key, body.into(), lease.durability(queue.durability())).await?)?;
         // Its bytes say which push it is, so whoever repeats this writes the same.
         let write = Write::when(When::Absent, Proof::Bytes).durability(queue.durability());
         let key = queue.keys().part(&unit, Part::Work)?;
-        wrote(store.put(&key, task.to_bytes().into(), write).await?)?;
-        Ok(())
+        if wrote(store.put(&key, task.to_bytes().into(), write).await?)?.is_some() {
+            return Ok(());
+        }
+        // Somebody did this before us, or something else has its name.
+        let there = store.get(&key).await?.map(|object| {
+            format::Task::parse(&object.body, &task.id, object.meta.version.as_str()).incarnation
+        });
+        match there {
+            Some(there) if there != task.incarnation => Err(Error::new(
+                ErrorKind::Data,
+                "another task has the name of one that has to leave its bundle",
+            )
+            .at(&key)),
+            _ => Ok(()),
+        }
     }
 }
 
-/// Writes down what is done.
-fn note(state: &Mutex<State>, lease: &mut Lease) {
-    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-    state.history.write(lease);
+/// Writes down what is done, with at most this many bytes of results. What has a result that does
+/// not fit is not written down as done: its result would be lost.
+fn note(state: &Mutex<State>, lease: &mut Lease, most: usize) {
+    let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut history = History { done: Done::default(), ..state.history.clone() };
     let mut kept = Vec::new();
     let mut bytes = 0;
     for (n, result) in state.results.iter().enumerate() {
-        let Some(result) = result else { continue };
-        bytes += result.get().len() + 8;
-        if bytes > RESULTS {
-            break;
+        let n = n as u32;
+        if !state.history.done.contains(n) {
+            continue;
         }
-        let value: serde_json::Value = serde_json::from_str(result.get()).unwrap_or_default();
-        kept.push((n as u32, value));
+        if let Some(result) = result {
+            bytes += result.get().len() + 8;
+            if bytes > most {
+                continue;
+            }
+            let value: serde_json::Value = serde_json::from_str(result.get()).unwrap_or_default();
+            kept.push((n, value));
+        }
+        history.done.insert(n);
     }
-    state.kept = kept.len();
+    history.write(lease);
+    lease.other.remove(RESULTS_FIELD);
     if !kept.is_empty() {
         let kept = serde_json::to_value(kept).unwrap_or_default();
         lease.other.insert(RESULTS_FIELD.to_owned(), kept);
@@ -337,28 +390,37 @@ impl Piece {
     }
 
     pub fn token(&self) -> u64 {
-        self.run.0.token
+        self.run.0.tenure.token()
     }
 
     pub fn lost(&self) -> CancellationToken {
-        self.run.0.lost.clone()
+        self.run.0.tenure.lost()
     }
 
     pub fn check(&self) -> Result<()> {
-        self.run.tenure()?.check()
+        match self.run.state().phase {
+            Phase::Over => Err(self.run.lost()),
+            _ => self.run.0.tenure.check(),
+        }
     }
 
     pub fn trusted_for(&self) -> Duration {
-        self.run.tenure().map_or(Duration::ZERO, |tenure| tenure.trusted_for())
+        self.run.0.tenure.trusted_for()
+    }
+
+    pub fn runtime(&self) -> &tokio::runtime::Handle {
+        self.run.0.tenure.runtime()
     }
 
     pub async fn ack(self, result: Option<Json>) -> Result<Acked> {
         self.run.finished(self.n, result).await
     }
 
+    /// What went wrong, if the bundle is still ours: else it is not for us to say.
     async fn failure(&self, error: &str) -> Result<Failure> {
+        self.check()?;
         let at = self.queue().store().now().await?;
-        let worker = self.run.tenure()?.lease().holder;
+        let worker = self.run.0.tenure.lease().holder;
         Ok(Failure { at, worker, crash: false, error: error.to_owned() })
     }
 
@@ -386,7 +448,8 @@ impl Piece {
     pub async fn fail(self, error: &str) -> Result<()> {
         let left = async {
             let failure = self.failure(error).await?;
-            let history = History { failures: 1, errors: vec![failure], ..History::default() };
+            let mut history = History { failures: 1, ..History::default() };
+            history.note(failure);
             self.run.write_dead_letter(self.n, history).await
         };
         self.left_by(left.await).await

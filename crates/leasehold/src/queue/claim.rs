@@ -91,7 +91,7 @@ impl Queue {
             Unit::Task(id) => format::Task::parse(&object.body, id, version.as_str()),
             Unit::Bundle(id, _) => match format::Bundle::parse(&object.body, id) {
                 Ok(bundle) => {
-                    let history = history.about(&bundle.incarnation);
+                    let history = history.about(&bundle.incarnation, bundle.pushed_at);
                     return Run::begin(self, unit, bundle, version, tenure, history).await;
                 }
                 // Kept as a dead letter as a whole.
@@ -104,7 +104,7 @@ impl Queue {
                 }
             },
         };
-        let history = history.about(&task.incarnation);
+        let history = history.about(&task.incarnation, task.pushed_at);
         let may_run = decide::may_run(&history, &task, &self.settings());
         let held = Held::new(self, unit.clone(), task, version, tenure, history);
         match may_run {
@@ -139,7 +139,8 @@ impl Queue {
             Met::Open => Ok(false),
             Met::Over => {
                 // What others wrote must be on disk before we delete on the strength of it.
-                self.store().persist(&[self.keys().receipt(unit)?]).await?;
+                let records = [self.keys().receipt(unit)?, self.keys().dead_letter(&unit.name())?];
+                self.store().persist(&records).await?;
                 self.delete_work(&key, &version).await?;
                 Ok(true)
             }
@@ -162,8 +163,15 @@ impl Queue {
             when = match self.store().get(&key).await? {
                 None => When::Absent,
                 Some(object) => match Receipt::parse(&object.body) {
-                    Ok(there) if there.incarnation == receipt.incarnation => return Ok(false),
-                    // Of an earlier push, or damaged: it says nothing about this one.
+                    // The first counts. Of an earlier push, it gives way; of a later one, ours is out
+                    // of date.
+                    Ok(there)
+                        if there.incarnation == receipt.incarnation
+                            || !decide::gives_way(there.pushed_at, receipt.pushed_at) =>
+                    {
+                        self.store().persist(std::slice::from_ref(&key)).await?;
+                        return Ok(false);
+                    }
                     _ => When::Matches(object.meta.version),
                 },
             };
@@ -186,8 +194,11 @@ impl Queue {
             when = match self.store().get(&key).await? {
                 None => When::Absent,
                 Some(object) => match DeadLetter::parse(&object.body) {
-                    Ok(there) if there.task.incarnation == letter.task.incarnation => {
-                        return Ok(());
+                    Ok(there)
+                        if there.task.incarnation == letter.task.incarnation
+                            || !decide::gives_way(there.task.pushed_at, letter.task.pushed_at) =>
+                    {
+                        return self.store().persist(std::slice::from_ref(&key)).await;
                     }
                     _ => When::Matches(object.meta.version),
                 },

@@ -10,7 +10,7 @@ use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
 
-use super::{Queue, wrote};
+use super::{Queue, push, wrote};
 use crate::store::{Detail, List, Write};
 use crate::{Error, ErrorKind, Key, Result};
 
@@ -27,6 +27,9 @@ pub struct Counts {
     pub completed: u64,
     /// Dead letters.
     pub failed: u64,
+    /// Objects among the tasks that are none, or whose names nobody can have meant: they are left
+    /// alone.
+    pub unknown: u64,
 }
 
 /// A task that somebody has, or had.
@@ -131,14 +134,17 @@ impl Queue {
                                 }
                             }
                         }
-                        None => {}
+                        None => counts.unknown += 1,
                     }
                 }
             }
         }
         counts.scheduled = self.count(&self.keys().scheduled()).await?;
         counts.failed = self.count(&self.keys().failed()).await?;
-        counts.completed = self.count_receipts().await?;
+        // A bundle's receipt stands for all of its tasks, also for those that left it: these are
+        // counted where they are.
+        let left = self.count_left().await?;
+        counts.completed = self.count_receipts().await?.saturating_sub(left);
         // The oldest claims are the interesting ones.
         leased.sort_by_key(|(_, modified)| *modified);
         let mut held = Vec::new();
@@ -192,17 +198,34 @@ impl Queue {
 
     async fn count_receipts(&self) -> Result<u64> {
         let mut listing = self.store().list(List::prefix(self.keys().completed())?.unordered());
-        let mut count = 0;
+        let mut count = 0_u64;
         while let Some(page) = listing.next_page().await? {
             for entry in page.entries {
                 let name = self.keys().parse_record(entry.key.as_str()).unwrap_or_default();
-                // A bundle's receipt stands for all of its tasks.
-                let bundle =
-                    name.rsplit_once('-').filter(|(id, _)| ulid::Ulid::from_string(id).is_ok());
-                count += bundle.and_then(|(_, n)| n.parse::<u64>().ok()).unwrap_or(1);
+                count = count.saturating_add(match push::bundle_of(&name) {
+                    Some(('-', tasks)) => u64::from(tasks),
+                    // Of a task that left its bundle, whose receipt stands for it too.
+                    Some(_) => 0,
+                    None => 1,
+                });
             }
         }
         Ok(count)
+    }
+
+    /// Tasks that left bundles and were not completed.
+    async fn count_left(&self) -> Result<u64> {
+        let mut left = 0;
+        let mut listing = self.store().list(List::prefix(self.keys().failed())?.unordered());
+        while let Some(page) = listing.next_page().await? {
+            let names = page
+                .entries
+                .iter()
+                .filter_map(|entry| self.keys().parse_record(entry.key.as_str()));
+            left +=
+                names.filter(|name| matches!(push::bundle_of(name), Some(('.', _)))).count() as u64;
+        }
+        Ok(left)
     }
 
     /// Up to `most` tasks that wait or are being done, without claiming them. One GET each.
@@ -281,6 +304,12 @@ impl Queue {
         let Some(object) = store.get(&letter_key).await? else { return Ok(false) };
         let letter = DeadLetter::parse(&object.body)
             .map_err(|error| Error::new(ErrorKind::Data, error.to_string()).at(&letter_key))?;
+        // Completed after all, by a worker that was thought to be dead.
+        let receipt = self.receipt(id).await?;
+        if receipt.is_some_and(|receipt| receipt.incarnation == letter.task.incarnation) {
+            self.delete_work(&letter_key, &object.meta.version).await?;
+            return Ok(false);
+        }
         let nonce = store.env().nonce();
         let given_up = letter.task.incarnation.clone();
         let task = format::Task {

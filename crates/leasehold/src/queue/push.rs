@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use leasehold_protocol::cas::When;
-use leasehold_protocol::format::task::{Bundle, Json, Receipt, Task, text_payload};
+use leasehold_protocol::format::task::{Bundle, Json, Receipt, Task, bundle_task, text_payload};
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
@@ -14,8 +14,8 @@ use ulid::Ulid;
 
 use super::{Queue, wrote};
 use crate::env::Env;
-use crate::store::Write;
-use crate::{Error, ErrorKind, Result};
+use crate::store::{List, Write};
+use crate::{Error, ErrorKind, Key, Result};
 
 /// How many pushes of [`Queue::push_many`] are under way at a time.
 const AT_A_TIME: usize = 32;
@@ -115,6 +115,17 @@ pub struct Pushed {
     pub id: String,
     /// Whether it was new.
     pub outcome: Outcome,
+    /// Which push of it is pending, where one is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub incarnation: Option<String>,
+}
+
+/// Whether a name is that of a bundle (`-` and how many tasks) or of a task of one (`.` and which).
+pub(super) fn bundle_of(id: &str) -> Option<(char, u32)> {
+    let (bundle, rest) = id.split_at_checked(26)?;
+    Ulid::from_string(bundle).ok()?;
+    let kind = rest.chars().next().filter(|kind| matches!(kind, '-' | '.'))?;
+    Some((kind, rest[1..].parse().ok()?))
 }
 
 /// Whether a pushed task was new.
@@ -170,17 +181,29 @@ impl Queue {
             Some(delay) => self.keys().scheduled_at(now.plus(delay), &id),
             None => self.keys().part(&unit, Part::Work),
         };
-        let key = key.map_err(|error| Error::invalid(format!("task id {id:?}: {error}")))?;
-        let receipt = self.keys().receipt(&unit)?;
+        let bad = |error| Error::invalid(format!("task id {id:?}: {error}"));
+        let key = key.map_err(bad)?;
+        // Whatever will be written about it must have a name, too.
+        self.keys().part(&unit, Part::Lease).map_err(bad)?;
+        self.keys().dead_letter(&id).map_err(bad)?;
+        let receipt = self.keys().receipt(&unit).map_err(bad)?;
+        if chosen.is_some() && bundle_of(&id).is_some() {
+            return Err(Error::invalid(format!(
+                "task id {id:?}: bundles and their tasks have such names, choose another"
+            )));
+        }
         // Before, or a task that was done long ago would be seen by workers for a moment.
         let remembers = chosen.is_some() && self.settings().receipts;
-        if remembers && store.head(&receipt).await?.is_some() {
-            return Ok(Pushed { id, outcome: Outcome::AlreadyCompleted });
+        if remembers && self.is_remembered(&receipt).await? {
+            return Ok(Pushed { id, outcome: Outcome::AlreadyCompleted, incarnation: None });
         }
         let stored = task.into_task(id.clone(), nonce.to_string(), Some(now));
         let write = Write::when(When::Absent, Proof::Nonce(nonce)).durability(self.durability());
         let Some(version) = wrote(store.put(&key, stored.to_bytes().into(), write).await?)? else {
-            return Ok(Pushed { id, outcome: Outcome::AlreadyPending });
+            let there = store.get(&key).await?.map(|object| {
+                Task::parse(&object.body, &id, object.meta.version.as_str()).incarnation
+            });
+            return Ok(Pushed { id, outcome: Outcome::AlreadyPending, incarnation: there });
         };
         // And after: it may have been completed and removed in between.
         if remembers
@@ -189,9 +212,20 @@ impl Queue {
                 .is_ok_and(|receipt| receipt.incarnation != nonce.to_string())
         {
             self.delete_work(&key, &version).await?;
-            return Ok(Pushed { id, outcome: Outcome::AlreadyCompleted });
+            return Ok(Pushed { id, outcome: Outcome::AlreadyCompleted, incarnation: None });
         }
-        Ok(Pushed { id, outcome: Outcome::New })
+        Ok(Pushed { id, outcome: Outcome::New, incarnation: Some(nonce.to_string()) })
+    }
+
+    /// Whether this receipt still stands for its task. One that is past its time is removed: nobody
+    /// may have swept it.
+    pub(super) async fn is_remembered(&self, receipt: &Key) -> Result<bool> {
+        let Some(meta) = self.store().head(receipt).await? else { return Ok(false) };
+        if meta.now.since(meta.modified) < self.settings().retention {
+            return Ok(true);
+        }
+        self.delete_work(receipt, &meta.version).await?;
+        Ok(false)
     }
 
     /// Pushes many tasks, several at a time. Stops at the first error; what was pushed before it
@@ -206,8 +240,8 @@ impl Queue {
         Ok(pushed)
     }
 
-    /// Pushes many small tasks as one object, under one lease and with one receipt: one PUT. Their
-    /// ids are for the reader only, and they cannot be delayed.
+    /// Pushes many small tasks as one object, under one lease and with one receipt: one PUT. They
+    /// have no ids of their own, and cannot be delayed.
     pub async fn push_bundle(&self, tasks: Vec<NewTask>) -> Result<Vec<String>> {
         if tasks.is_empty() {
             return Ok(Vec::new());
@@ -228,27 +262,20 @@ impl Queue {
                 "a bundle of {size} bytes is too long (the most is {MAX_PAYLOAD}): make several"
             )));
         }
+        if tasks.iter().any(|task| task.id.is_some()) {
+            return Err(Error::invalid(
+                "tasks in a bundle have no ids of their own: push those that need one singly",
+            ));
+        }
         let store = self.store();
         let now = store.now().await?;
         let nonce = store.env().nonce();
         let id = self.0.ids.next(now, store.env());
-        let unit = Unit::Bundle(id.clone(), tasks.len() as u32);
-        let names = tasks.iter().enumerate();
-        let names = names.map(|(n, task)| task.id.clone().unwrap_or_else(|| format!("{id}.{n}")));
-        let names: Vec<String> = names.collect();
-        // What a name cannot be is better said now than when the task leaves the bundle.
-        for name in &names {
-            if name.is_empty() {
-                return Err(Error::invalid(NAMELESS));
-            }
-            self.keys()
-                .part(&Unit::Task(name.clone()), Part::Work)
-                .map_err(|error| Error::invalid(format!("task id {name:?}: {error}")))?;
-        }
-        let tasks = tasks.into_iter().map(|task| {
-            let id = task.id.clone().unwrap_or_default();
-            task.into_task(id, String::new(), None)
-        });
+        let count = tasks.len() as u32;
+        let unit = Unit::Bundle(id.clone(), count);
+        let names = (0..count).map(|n| bundle_task(&id, n)).collect();
+        let tasks =
+            tasks.into_iter().map(|task| task.into_task(String::new(), String::new(), None));
         let bundle =
             Bundle { incarnation: nonce.to_string(), pushed_at: Some(now), tasks: tasks.collect() };
         let key = self.keys().part(&unit, Part::Work)?;
@@ -264,43 +291,72 @@ impl Queue {
         self.receipt_of(&Unit::Task(id.to_owned())).await
     }
 
-    /// Waits until a task is completed or given up. An error where the queue keeps no receipts: then
-    /// there is nothing to be seen of a completion.
+    /// Waits until a task that was pushed is completed or given up.
     pub async fn wait(
         &self,
-        id: &str,
+        pushed: &Pushed,
         poll: Duration,
     ) -> Result<Result<Receipt, super::DeadLetter>> {
         if !self.settings().receipts {
             return Err(Error::invalid(
-                "the queue keeps no receipts: nobody can wait for its tasks",
+                "this queue keeps no receipts: there is nothing to wait for",
             ));
         }
+        let about = |incarnation: &str| {
+            pushed.incarnation.as_deref().is_none_or(|pushed| pushed == incarnation)
+        };
+        let mut missing = 0;
         loop {
-            if let Some(receipt) = self.receipt(id).await? {
+            let receipt = self.receipt(&pushed.id).await?;
+            if let Some(receipt) = receipt.filter(|receipt| about(&receipt.incarnation)) {
                 return Ok(Ok(receipt));
             }
-            if let Some(letter) = self.dead_letter(id).await?
-                && !self.is_pushed_since(&letter).await?
-            {
+            let letter = self.dead_letter(&pushed.id).await?;
+            if let Some(letter) = letter.filter(|letter| about(&letter.task.incarnation)) {
                 return Ok(Err(letter));
+            }
+            // Pending, or scheduled, or between the two: but not nowhere for long.
+            let work = self.keys().part(&Unit::Task(pushed.id.clone()), Part::Work)?;
+            missing = match self.store().head(&work).await? {
+                Some(_) => 0,
+                None => missing + 1,
+            };
+            if missing > 2 && !self.is_scheduled(&pushed.id).await? {
+                let message = format!("task {:?} is gone: it was removed", pushed.id);
+                return Err(Error::new(ErrorKind::Data, message));
             }
             self.store().env().clock().sleep(poll).await;
         }
     }
 
-    /// Whether the task of a dead letter was pushed again, and is neither completed nor given up in
-    /// that incarnation yet: the letter is of the past then.
-    async fn is_pushed_since(&self, letter: &super::DeadLetter) -> Result<bool> {
-        let id = &letter.task.id;
-        let key = self.keys().part(&Unit::Task(id.clone()), Part::Work)?;
-        if let Some(object) = self.store().get(&key).await? {
-            let task = Task::parse(&object.body, id, object.meta.version.as_str());
-            return Ok(task.incarnation != letter.task.incarnation);
+    async fn is_scheduled(&self, id: &str) -> Result<bool> {
+        let mut listing = self.store().list(List::prefix(self.keys().scheduled())?);
+        while let Some(page) = listing.next_page().await? {
+            let ids = page.entries.iter().filter_map(|entry| {
+                self.keys().parse_scheduled(entry.key.as_str()).map(|(_, id)| id)
+            });
+            if ids.into_iter().any(|there| there == id) {
+                return Ok(true);
+            }
         }
-        // Gone in between: then its outcome is there by now.
-        let now = self.dead_letter(id).await?.map(|letter| letter.task.incarnation);
-        let done = self.receipt(id).await?.is_some();
-        Ok(done || now.as_ref() != Some(&letter.task.incarnation))
+        Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_bundles_and_their_tasks_are_reserved() {
+        for reserved in ["01ARZ3NDEKTSV4RRFFQ69G5FAV-3", "01ARZ3NDEKTSV4RRFFQ69G5FAV.17"] {
+            assert!(bundle_of(reserved).is_some());
+        }
+        for fine in
+            ["example.com", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAV.x", ""]
+        {
+            assert_eq!(bundle_of(fine), None, "{fine}");
+        }
+        assert_eq!(bundle_of(&"é".repeat(20)), None);
     }
 }

@@ -71,8 +71,8 @@ impl Queue {
         let task = format::Task::parse(&object.body, id, object.meta.version.as_str());
         let unit = Unit::Task(id.to_owned());
         // Promoted before, done, and not removed here: the receipt says so.
-        let done =
-            self.settings().receipts && store.head(&self.keys().receipt(&unit)?).await?.is_some();
+        let receipt = self.keys().receipt(&unit)?;
+        let done = self.settings().receipts && self.is_remembered(&receipt).await?;
         let mut promoted = false;
         if !done {
             let write = Write::when(When::Absent, Proof::Bytes).durability(self.durability());
@@ -130,7 +130,21 @@ impl Queue {
     async fn sweep_receipts(&self, most: usize, swept: &mut Swept) -> Result<()> {
         let retention = self.settings().retention;
         let list = List::prefix(self.keys().completed())?.detail(Detail::Version);
-        let list = if most == usize::MAX { list } else { list.limit(most) };
+        let list = match most {
+            usize::MAX => list,
+            // Anywhere: who always began at the start would never come to the end.
+            most => {
+                let start = b"0123456789ABCDEFGHJKMNPQRSTVWXYZabcdefghijklmnopqrstuvwxyz";
+                let random = self.store().env().random();
+                let letter = start[(random % start.len() as u64) as usize] as char;
+                match random & (1 << 60) {
+                    0 => list.limit(most),
+                    _ => {
+                        list.start_after(format!("{}{letter}", self.keys().completed())).limit(most)
+                    }
+                }
+            }
+        };
         let mut listing = self.store().list(list);
         while let Some(page) = listing.next_page().await? {
             let Some(now) = page.now else { continue };

@@ -231,7 +231,11 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         let Some(kind) = self.0.take() else { return };
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        // Also where there is no runtime around us: a task that makes its worker panic must count.
+        let runtime = match &kind {
+            Kind::Single(held) => held.tenure.runtime().clone(),
+            Kind::Piece(piece) => piece.runtime().clone(),
+        };
         runtime.spawn(async move {
             let error = "the worker dropped the task";
             let nacked = match kind {
@@ -268,7 +272,9 @@ impl Held {
             // Deleting is what completes it, so only whoever still has it may.
             self.tenure.check()?;
             let first = queue.delete_work(&key, &self.version).await?;
-            self.tenure.remove().await?;
+            if let Err(error) = self.tenure.remove().await {
+                tracing::debug!(%error, "left for the next sweep");
+            }
             return Ok(if first { Acked::First } else { Acked::Again });
         }
         let lease = self.tenure.lease();
@@ -285,7 +291,14 @@ impl Held {
             results: None,
             nonce: String::new(),
         };
-        let first = queue.write_receipt(&self.unit, receipt).await?;
+        let first = match queue.write_receipt(&self.unit, receipt).await {
+            Ok(first) => first,
+            Err(error) => {
+                // Nothing says that it is done, so it is done again; but not at once, or for ever.
+                let _ = self.nack(&format!("done, but not recorded: {error}"), None).await;
+                return Err(error);
+            }
+        };
         // It is done, whatever happens from here on: others finish the clean-up if we do not.
         self.clean_up().await;
         Ok(if first { Acked::First } else { Acked::Again })
@@ -314,7 +327,9 @@ impl Held {
         let settings = self.queue.settings();
         match decide::after_failure(&self.history, &self.task, &settings, failure, delay, random) {
             AfterFailure::Retry(history) => {
-                self.tenure.release_with(|lease| history.write(lease)).await.map(|()| true)
+                let durability = self.queue.durability();
+                let released = self.tenure.release_with(durability, |lease| history.write(lease));
+                released.await.map(|()| true)
             }
             AfterFailure::GiveUp(history) => {
                 Self { history, ..self }.give_up().await.map(|()| false)
@@ -335,7 +350,7 @@ impl Held {
 
     async fn give_up_with(mut self, failure: Failure) -> Result<()> {
         self.history.failures = self.history.failures.saturating_add(1);
-        self.history.errors.push(failure);
+        self.history.note(failure);
         self.give_up().await
     }
 
@@ -362,6 +377,7 @@ impl Held {
 
     async fn give_back(self) -> Result<()> {
         let history = self.history;
-        self.tenure.release_with(|lease| history.write(lease)).await
+        let durability = self.queue.durability();
+        self.tenure.release_with(durability, |lease| history.write(lease)).await
     }
 }

@@ -84,6 +84,8 @@ const SWEEP: Duration = Duration::from_secs(600);
 /// The first pause where there is nothing to do.
 const FIRST: Duration = Duration::from_millis(500);
 const FIRST_IN_DIRECTORY: Duration = Duration::from_millis(10);
+/// How long a queue of several is left alone at most.
+const PRIORITY: Duration = Duration::from_secs(10);
 /// How long to wait after two lists of which nothing came.
 const VAIN_LISTS: Duration = Duration::from_millis(50);
 /// How long to wait before looking at what changed.
@@ -201,6 +203,8 @@ impl Worker {
         let (first, cap) = match local {
             // Looking costs nothing but a little time of this machine, and changes are told.
             true => (FIRST_IN_DIRECTORY, self.settings.poll.min(Duration::from_secs(1))),
+            // While there is work elsewhere, what comes before it is looked for more often.
+            false if self.queues.len() > 1 => (FIRST, self.settings.poll.min(PRIORITY)),
             false => (FIRST, self.settings.poll),
         };
         let random = queue.store().env().random();

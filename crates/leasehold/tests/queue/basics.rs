@@ -113,6 +113,8 @@ async fn queues_are_worked_in_order_of_priority() {
         );
         next(&worker).await.ack().await.unwrap();
         push(&urgent, "u").await;
+        // An empty queue is not looked at for each task of another.
+        tokio::time::sleep(Duration::from_millis(1200)).await;
         let mut order = Vec::new();
         while let Some(task) = worker.next().await.unwrap() {
             order.push(task.queue().unwrap().name().to_owned());
@@ -190,19 +192,30 @@ async fn shards_spread_the_tasks_and_lose_none() {
 async fn waiting_for_a_result() {
     for place in [memory(), directory()] {
         let queue = queue(&place).await;
-        push(&queue, "good").await;
-        let waiter = {
-            let queue = queue.clone();
-            tokio::spawn(async move { queue.wait("good", Duration::from_millis(10)).await })
-        };
+        let poll = Duration::from_millis(10);
         let worker = queue.worker("w");
+        let good = queue.push(NewTask::text("x").id("good")).await.unwrap();
+        let waiter = {
+            let (queue, good) = (queue.clone(), good.clone());
+            tokio::spawn(async move { queue.wait(&good, poll).await })
+        };
         next(&worker).await.ack_text("fine").await.unwrap();
         let receipt = waiter.await.unwrap().unwrap().unwrap();
         assert_eq!(receipt.result.unwrap().get(), "\"fine\"");
-        push(&queue, "bad").await;
+        let again = queue.push(NewTask::text("x").id("good")).await.unwrap();
+        assert!(queue.wait(&again, poll).await.unwrap().is_ok(), "done before");
+        let bad = queue.push(NewTask::text("x").id("bad")).await.unwrap();
         next(&worker).await.fail("never").await.unwrap();
-        let letter = queue.wait("bad", Duration::from_millis(10)).await.unwrap().unwrap_err();
+        let letter = queue.wait(&bad, poll).await.unwrap().unwrap_err();
         assert_eq!(letter.errors[0].error, "never");
+        // A dead letter of an earlier push says nothing about this one.
+        let bad = queue.push(NewTask::text("x").id("bad")).await.unwrap();
+        assert_eq!(bad.outcome, Outcome::New);
+        let early = tokio::time::timeout(Duration::from_millis(200), queue.wait(&bad, poll)).await;
+        assert!(early.is_err(), "{early:?}");
+        queue.purge_pending().await.unwrap();
+        let gone = queue.wait(&bad, poll).await.unwrap_err();
+        assert!(gone.to_string().contains("gone"), "{gone}");
     }
 }
 

@@ -139,3 +139,109 @@ async fn a_damaged_bundle_becomes_a_dead_letter_and_is_kept() {
     let letter = queue.dead_letter("01ARZ3NDEKTSV4RRFFQ69G5FAV-3").await.unwrap().unwrap();
     assert_eq!(letter.task.payload.get(), r#""{\"half\":""#);
 }
+
+#[tokio::test]
+async fn draining_while_the_last_task_is_acked_ends() {
+    for place in [memory(), directory(), on_s3("ministack", "draining")] {
+        for _ in 0..10 {
+            let queue = Queue::open_or_create(&place.store, "q", Some(quick())).await.unwrap();
+            bundle(&queue, 2).await;
+            let worker = queue.worker("w");
+            next(&worker).await.ack().await.unwrap();
+            let last = next(&worker).await;
+            let (acked, drained) = tokio::time::timeout(Duration::from_secs(10), async {
+                tokio::join!(last.ack(), worker.drain())
+            })
+            .await
+            .expect("it ends");
+            acked.unwrap();
+            drained.unwrap();
+        }
+        let counts = Queue::open(&place.store, "q").await.unwrap().unwrap();
+        assert_eq!(counts.status(0).await.unwrap().counts.completed, 20, "{}", place.name);
+    }
+}
+
+#[tokio::test]
+async fn what_goes_back_is_not_handed_out_any_more() {
+    for place in [memory(), directory()] {
+        let queue = queue(&place).await;
+        bundle(&queue, 5).await;
+        let worker = queue.worker("w");
+        let other = next(&worker).await;
+        next(&worker).await.give_back().await.unwrap();
+        other.ack().await.unwrap();
+        // The bundle is the others' by now, and done is what was acked.
+        let heir = queue.worker("heir");
+        let mut texts = BTreeSet::new();
+        for _ in 0..4 {
+            let task = next(&heir).await;
+            texts.insert(task.text());
+            task.ack().await.unwrap();
+        }
+        assert_eq!(texts.len(), 4, "{}", place.name);
+    }
+}
+
+#[tokio::test]
+async fn acked_work_survives_a_worker_that_is_dropped() {
+    for place in [memory(), directory()] {
+        let queue = queue(&place).await;
+        bundle(&queue, 10).await;
+        let worker = queue.worker("w");
+        for _ in 0..4 {
+            next(&worker).await.ack().await.unwrap();
+        }
+        drop(worker);
+        let heir = queue.worker("heir");
+        for _ in 0..6 {
+            next(&heir).await.ack().await.unwrap();
+        }
+        assert_eq!(queue.status(0).await.unwrap().counts.completed, 10, "{}", place.name);
+    }
+}
+
+#[tokio::test]
+async fn long_results_survive_a_drain() {
+    let place = memory();
+    let queue = queue(&place).await;
+    bundle(&queue, 60).await;
+    let worker = queue.worker("w");
+    for _ in 0..50 {
+        next(&worker).await.ack_text(&"r".repeat(4000)).await.unwrap();
+    }
+    worker.drain().await.unwrap();
+    let heir = queue.worker("heir");
+    for _ in 0..10 {
+        next(&heir).await.ack_text("short").await.unwrap();
+    }
+    let kept = left(&place.store).await;
+    let receipt = place.store.get(&key(&kept[0])).await.unwrap().unwrap();
+    let receipt = leasehold::queue::Receipt::parse(&receipt.body).unwrap();
+    assert!(receipt.results.unwrap().iter().all(Option::is_some));
+}
+
+#[tokio::test]
+async fn a_task_that_left_is_not_done_again_by_a_successor() {
+    let place = memory();
+    let queue = queue(&place).await;
+    let ids = bundle(&queue, 3).await;
+    let worker = queue.worker("victim");
+    let first = next(&worker).await;
+    // It leaves, and its worker vanishes before it could write that down.
+    first.nack("again", None).await.unwrap();
+    let keys = left(&place.store).await;
+    let lease = keys.iter().find(|key| key.contains("/bundles/") && key.ends_with("lease.json"));
+    let lease = key(lease.unwrap());
+    worker.drain().await.unwrap();
+    let stale = r#"{"worker_id":"victim","ttl_ms":1}"#;
+    let put = place.store.put(&lease, stale.into(), leasehold::Write::any()).await.unwrap();
+    assert!(matches!(put, leasehold::Put::Stored(_)));
+    tokio::time::sleep(Duration::from_millis(2200)).await;
+    let done = drain(&queue, "heir").await;
+    let mut sorted = done.clone();
+    sorted.sort();
+    assert_eq!(sorted, ids, "each once: {done:?}");
+    let counts = queue.status(0).await.unwrap().counts;
+    assert_eq!((counts.completed, counts.failed), (3, 0));
+}

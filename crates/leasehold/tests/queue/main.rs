@@ -7,6 +7,7 @@ mod bundles;
 mod counted;
 mod failures;
 mod interleavings;
+mod liveness;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

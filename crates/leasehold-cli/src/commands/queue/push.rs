@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
-use leasehold::queue::{Json, NewTask, Outcome, Queue};
+use leasehold::queue::{Json, NewTask, Outcome, Pushed, Queue};
 use leasehold::{Error, ErrorKind, Store};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -56,7 +56,7 @@ pub async fn run(args: &Args, store: &Store, push: &Push) -> anyhow::Result<Endi
     }
     for pushed in queue.push_many(tasks).await? {
         if push.wait {
-            return wait(args, &queue, &pushed.id).await;
+            return wait(args, &queue, &pushed).await;
         }
         let outcome = match pushed.outcome {
             Outcome::New => "new",
@@ -251,10 +251,11 @@ fn bar(args: &Args) -> ProgressBar {
     bar
 }
 
-async fn wait(args: &Args, queue: &Queue, id: &str) -> anyhow::Result<Ending> {
+async fn wait(args: &Args, queue: &Queue, pushed: &Pushed) -> anyhow::Result<Ending> {
+    let id = &pushed.id;
     let local = !queue.store().kind().is_bucket();
     let poll = if local { Duration::from_millis(50) } else { Duration::from_secs(2) };
-    match queue.wait(id, poll).await? {
+    match queue.wait(pushed, poll).await? {
         Ok(receipt) => {
             match (args.json, &receipt.result) {
                 (true, _) => render::json(&receipt)?,

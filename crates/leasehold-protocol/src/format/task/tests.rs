@@ -35,7 +35,7 @@ fn the_formats_are_frozen() {
 
     let bundle = Bundle::parse(&golden("tasks-1.jsonl"), "01ABC").unwrap();
     let ids: Vec<_> = bundle.tasks.iter().map(|task| task.id.as_str()).collect();
-    assert_eq!(ids, ["01ABC.0", "mine"]);
+    assert_eq!(ids, ["01ABC.0", "01ABC.1"]);
     assert_eq!(bundle.tasks[1].incarnation, "0123456789abcdef.1");
 }
 

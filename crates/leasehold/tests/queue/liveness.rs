@@ -1,0 +1,190 @@
+//! Nothing is stuck, nothing spins, and one bad object stops nobody.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::queue::{Acked, NewTask, Queue};
+use leasehold::store::memory::Memory;
+use leasehold::{ErrorKind, Put, Write, env::Env};
+use leasehold_testkit::conformance::over;
+use leasehold_testkit::faulty::{Broken, Faulty};
+
+use super::*;
+
+async fn write(queue: &Queue, name: &str, body: &str) {
+    let put = queue.store().put(&key(name), body.to_owned().into(), Write::any()).await.unwrap();
+    assert!(matches!(put, Put::Stored(_)));
+}
+
+/// How many requests an idle worker makes in this time, and what it gets.
+async fn idle(queue: &Queue, span: Duration) -> (u64, Option<String>) {
+    let before = queue.store().usage();
+    let worker = queue.worker("idle");
+    let got = tokio::time::timeout(span, worker.next()).await;
+    let got = got.ok().map(|task| task.unwrap().unwrap().id().to_owned());
+    (queue.store().usage().since(&before).requests(), got)
+}
+
+#[tokio::test]
+async fn old_leases_that_cannot_be_taken_cost_little() {
+    for place in [memory(), directory(), on_s3("ministack", "old")] {
+        let queue = queue(&place).await;
+        for id in ["later", "foreign", "broken"] {
+            push(&queue, id).await;
+        }
+        // To be tried again long after the ttl; somebody else's, for an hour; damaged.
+        let worker = queue.worker("w");
+        loop {
+            let task = next(&worker).await;
+            match task.id() {
+                "later" => {
+                    task.nack("later", Some(Duration::from_secs(600))).await.unwrap();
+                    break;
+                }
+                _ => task.give_back().await.unwrap(),
+            }
+        }
+        let foreign = r#"{"worker_id":"seed","ttl_ms":3600000}"#;
+        write(&queue, "queues/q/pending/foreign/lease.json", foreign).await;
+        // What is not even JSON must not stop anybody, and is healed after a ttl.
+        write(&queue, "queues/q/pending/broken/lease.json", "locked").await;
+        tokio::time::sleep(Duration::from_millis(3500)).await;
+        let healed = next(&queue.worker("w")).await;
+        assert_eq!(healed.id(), "broken", "{}", place.name);
+        healed.ack().await.unwrap();
+        let (requests, got) = idle(&queue, Duration::from_secs(2)).await;
+        assert_eq!(got, None, "{}", place.name);
+        let most = if place.name == "directory" { 400 } else { 30 };
+        assert!(requests < most, "{}: {requests} requests in two seconds", place.name);
+        assert!(queue.status(10).await.unwrap().held.len() == 2);
+    }
+}
+
+#[tokio::test]
+async fn a_lone_lease_keeps_nobody_on_a_store_without_conditional_deletes() {
+    let memory = Arc::new(Memory::new(Env::system()));
+    let store = over(Arc::new(Faulty::broken(memory, Broken::IgnoresDeleteMatch)));
+    let queue = Queue::create(&store, "q", quick()).await.unwrap();
+    let orphan = r#"{"worker_id":"gone","ttl_ms":1,"state":"released"}"#;
+    write(&queue, "queues/q/pending/x/lease.json", orphan).await;
+    tokio::time::sleep(Duration::from_millis(3200)).await;
+    let ended = tokio::time::timeout(Duration::from_secs(5), drain(&queue, "w")).await;
+    assert_eq!(ended.expect("it ends"), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn scheduled_tasks_that_are_due_are_all_done() {
+    for place in [memory(), directory()] {
+        let queue = queue(&place).await;
+        let soon = Duration::from_millis(1);
+        queue.push_many((0..250).map(|n| NewTask::text(&n.to_string()).delay(soon))).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1200)).await;
+        assert_eq!(drain(&queue, "w").await.len(), 250, "{}", place.name);
+    }
+}
+
+#[tokio::test]
+async fn what_is_behind_many_that_wait_is_found() {
+    let place = memory();
+    let queue = queue(&place).await;
+    let late = r#"{"worker_id":"w","state":"released","not_before":"2999-01-01T00:00:00Z"}"#;
+    for n in 0..5500 {
+        let folder = format!("queues/q/pending/a{n:04}");
+        write(&queue, &format!("{folder}/task.json"), "{}").await;
+        write(&queue, &format!("{folder}/lease.json"), late).await;
+    }
+    push(&queue, "z").await;
+    let (requests, got) = idle(&queue, Duration::from_secs(20)).await;
+    assert_eq!(got.as_deref(), Some("z"), "{requests} requests");
+}
+
+#[tokio::test]
+async fn names_that_nobody_can_have_meant_are_left_alone_and_counted() {
+    let place = memory();
+    let queue = queue(&place).await;
+    for odd in ["bundles/x-03/tasks.jsonl", "pending/100%/task.json", "pending/readme.txt"] {
+        write(&queue, &format!("queues/q/{odd}"), "{}").await;
+    }
+    push(&queue, "fine").await;
+    next(&queue.worker("w")).await.ack().await.unwrap();
+    let (requests, got) = idle(&queue, Duration::from_secs(2)).await;
+    assert!(got.is_none() && requests < 20, "{requests}");
+    assert_eq!(queue.status(0).await.unwrap().counts.unknown, 3);
+}
+
+#[tokio::test]
+async fn ids_that_leave_no_room_for_a_lease_are_refused() {
+    let place = memory();
+    let queue = queue(&place).await;
+    let room = 1024 - "queues/q/pending//task.json".len();
+    for length in room - 3..=room {
+        let pushed = queue.push(NewTask::text("x").id("i".repeat(length))).await;
+        match pushed {
+            Ok(_) => assert!(length < room, "{length}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid),
+        }
+    }
+    drain(&queue, "w").await;
+    let reserved = NewTask::text("x").id("01ARZ3NDEKTSV4RRFFQ69G5FAV-3");
+    assert_eq!(queue.push(reserved).await.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
+async fn a_bundle_that_lies_about_itself_harms_nobody() {
+    let place = memory();
+    let queue = queue(&place).await;
+    let name = "queues/q/bundles/01ARZ3NDEKTSV4RRFFQ69G5FAV-3/tasks.jsonl";
+    write(&queue, name, "{\"incarnation\":\"i\",\"tasks\":4294967295}\n").await;
+    assert!(drain(&queue, "w").await.is_empty());
+    assert_eq!(queue.failed_ids().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_task_that_is_dropped_where_there_is_no_runtime_counts() {
+    let place = memory();
+    let queue = queue(&place).await;
+    push(&queue, "x").await;
+    let worker = queue.worker("w");
+    let task = next(&worker).await;
+    std::thread::spawn(move || drop(task)).join().unwrap();
+    assert_eq!(next(&worker).await.attempt(), 2);
+}
+
+#[tokio::test]
+async fn many_callers_cost_no_more_than_one() {
+    let place = memory();
+    let queue = queue(&place).await;
+    let urgent = Queue::create(&place.store, "urgent", quick()).await.unwrap();
+    let settings = leasehold::queue::WorkerSettings::named("w");
+    let worker = leasehold::queue::Worker::new(vec![urgent, queue.clone()], settings);
+    let before = place.store.usage();
+    let calls = (0..16).map(|_| tokio::time::timeout(Duration::from_secs(3), worker.next()));
+    futures::future::join_all(calls).await;
+    let lists = place.store.usage().since(&before).list;
+    assert!(lists <= 14, "{lists} LISTs of two empty queues in three seconds");
+    // An empty queue of higher priority is not asked for each task.
+    let tasks = (0..300).map(|n| NewTask::text(&n.to_string())).collect();
+    queue.push_bundle(tasks).await.unwrap();
+    let before = place.store.usage();
+    for _ in 0..300 {
+        next(&worker).await.ack().await.unwrap();
+    }
+    let lists = place.store.usage().since(&before).list;
+    assert!(lists < 10, "{lists} LISTs");
+}
+
+#[tokio::test]
+async fn an_old_completion_does_not_replace_a_newer_one() {
+    let place = memory();
+    let queue = queue(&place).await;
+    push(&queue, "t").await;
+    let a = next(&queue.worker("a")).await;
+    write(&queue, "queues/q/pending/t/lease.json", r#"{"worker_id":"a","ttl_ms":1}"#).await;
+    tokio::time::sleep(Duration::from_millis(4500)).await;
+    next(&queue.worker("b")).await.fail("no").await.unwrap();
+    assert!(queue.retry("t").await.unwrap());
+    next(&queue.worker("c")).await.ack_text("by c").await.unwrap();
+    assert_eq!(a.ack_text("by a").await.unwrap(), Acked::Again);
+    let receipt = queue.receipt("t").await.unwrap().unwrap();
+    assert_eq!(receipt.result.unwrap().get(), "\"by c\"");
+}
