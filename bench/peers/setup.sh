@@ -9,8 +9,8 @@
 set -euo pipefail
 
 # Debian's own packages: the distribution pins their versions; .peers/debs/.stamp says which they are.
-debs=(redis-server redis-tools postgresql-15)
-python=(filelock==4.2.10 redis==8.1.0 'psycopg[binary]==3.3.8')
+debs=(redis-server redis-tools postgresql-15 beanstalkd)
+python=(filelock==4.2.10 redis==8.1.0 'psycopg[binary]==3.3.8' greenstalk==2.1.1)
 npm=(proper-lockfile@4.1.2)
 
 dir=${LEASEHOLD_PEERS:-$(dirname -- "${BASH_SOURCE[0]}")/../../.peers}

@@ -15,6 +15,7 @@
 //! ```text
 //! cargo run --release -p leasehold-bench -- store [--dir PATH] [--quick] [--json] [--only NAME]
 //! cargo run --release -p leasehold-bench -- locks --peers
+//! cargo run --release -p leasehold-bench -- queue --peers
 //! ```
 //!
 //! A suite is a module with a list of [`Bench`](suite::Bench)es and a line in [`Command`].
@@ -25,6 +26,7 @@
 mod host;
 mod locks;
 mod peers;
+mod queue;
 mod report;
 mod rig;
 mod stats;
@@ -47,9 +49,14 @@ enum Command {
     Store(suite::Options),
     /// Locks in a directory.
     Locks(suite::Options),
+    /// The queue, in a directory and on an S3 server.
+    Queue(suite::Options),
     /// One of the processes of a benchmark of locks.
     #[command(hide = true)]
     LockPlayer(locks::player::Options),
+    /// The same of queues.
+    #[command(hide = true)]
+    QueuePlayer(queue::player::Options),
     /// Lists a folder, and tells how much memory that took: run by the listing benchmark, because
     /// a process' peak only ever rises.
     #[command(hide = true)]
@@ -60,6 +67,8 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().command {
         Command::Store(options) => suite::run("store", store::BENCHES, &options),
         Command::Locks(options) => suite::run("locks", locks::BENCHES, &options),
+        Command::Queue(options) => suite::run("queue", queue::BENCHES, &options),
+        Command::QueuePlayer(options) => queue::player::run(&options),
         Command::LockPlayer(options) => locks::player::run(&options),
         Command::ListingChild(options) => store::listing::child::run(&options),
     }

@@ -1,7 +1,8 @@
 //! What every benchmark needs: a place, runtimes, and how long to measure.
 
 use std::cell::OnceCell;
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ pub const BODY: &[u8] = br#"{"worker_id":"worker-001","created_at":"2026-11-15T0
 pub struct Rig {
     folder: TempDir,
     quick: bool,
+    large: bool,
     with_peers: bool,
     peers: OnceCell<Peers>,
 }
@@ -40,8 +42,10 @@ impl Rig {
             .prefix("leasehold-bench-")
             .tempdir_in(&above)
             .with_context(|| format!("cannot write to {}", above.display()))?;
-        let (quick, with_peers) = (options.quick, options.peers);
-        Ok(Self { folder, quick, with_peers, peers: OnceCell::new() })
+        // Servers of peers that do not run as root have their data in it, too.
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
+        let Options { quick, large, peers: with_peers, .. } = *options;
+        Ok(Self { folder, quick, large, with_peers, peers: OnceCell::new() })
     }
 
     /// The peers with these servers, if they were asked for. Fetched and started the first time.
@@ -50,7 +54,7 @@ impl Rig {
             return Ok(None);
         }
         if self.peers.get().is_none() {
-            let _ = self.peers.set(Peers::prepare(services)?);
+            let _ = self.peers.set(Peers::prepare(services, self.path())?);
         }
         Ok(self.peers.get())
     }
@@ -62,6 +66,11 @@ impl Rig {
 
     pub fn quick(&self) -> bool {
         self.quick
+    }
+
+    /// Whether there is time and room for larger folders.
+    pub fn large(&self) -> bool {
+        self.large
     }
 
     /// This if there is time, that if it has to be quick.

@@ -24,6 +24,9 @@ pub struct Options {
     /// Not every suite has some.
     #[arg(long)]
     pub peers: bool,
+    /// Larger folders, where a suite has some: minutes more, and gigabytes of disk.
+    #[arg(long)]
+    pub large: bool,
     /// Only the benchmarks whose names contain this.
     #[arg(long, value_name = "NAME")]
     pub only: Option<String>,

@@ -8,6 +8,7 @@
 //!   rate SECONDS     NUMBER       how often per second it did its work, for that long
 //!   count TOTAL      NUMBER       how many of TOTAL increments of DIR/counter.json were its own
 //!   take, release    taken …      the lock
+//!   reset, push N, drain          a queue: see `queue/player.rs`
 //! ```
 //!
 //! Starting a player is not measured: a Python interpreter takes longer than thousands of locks.
@@ -44,8 +45,9 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Fetches what is missing and starts these servers.
-    pub fn prepare(services: &[services::Start]) -> Result<Self> {
+    /// Fetches what is missing and starts these servers, with their data in this folder: on the
+    /// same disk as ours.
+    pub fn prepare(services: &[services::Start], data: &Path) -> Result<Self> {
         let fetched = std::env::var_os("LEASEHOLD_PEERS").map(PathBuf::from);
         let fetched = fetched.unwrap_or_else(|| scripts().join("../../.peers"));
         let done = Command::new("bash")
@@ -57,7 +59,7 @@ impl Peers {
         let fetched = fetched.canonicalize()?;
         let mut peers = Self { fetched, variables: Vec::new(), _services: Vec::new() };
         for start in services {
-            let (service, variable) = start(&peers.fetched)?;
+            let (service, variable) = start(&peers.fetched, data)?;
             peers._services.push(service);
             peers.variables.push(variable);
         }

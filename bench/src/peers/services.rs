@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
 
-/// Starts a server, given where the peers were fetched to; says with which variable the runners are
+/// Starts a server, given where the peers were fetched to and where its data goes; says with which variable the runners are
 /// told where it is.
-pub type Start = fn(&Path) -> Result<(Service, (&'static str, String))>;
+pub type Start = fn(&Path, &Path) -> Result<(Service, (&'static str, String))>;
 
 /// A server that runs as long as this lives.
 pub struct Service {
@@ -27,8 +27,8 @@ impl Drop for Service {
 }
 
 /// Redis without persistence. Where it is goes to the runners in the variable.
-pub fn redis(fetched: &Path) -> Result<(Service, (&'static str, String))> {
-    let (data, port) = (tempfile::tempdir()?, free_port()?);
+pub fn redis(fetched: &Path, above: &Path) -> Result<(Service, (&'static str, String))> {
+    let (data, port) = (tempfile::tempdir_in(above)?, free_port()?);
     let mut command = unpacked(fetched, "usr/bin/redis-server");
     command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]);
     command.args(["--save", "", "--appendonly", "no", "--dir"]).arg(data.path());
@@ -36,9 +36,9 @@ pub fn redis(fetched: &Path) -> Result<(Service, (&'static str, String))> {
 }
 
 /// PostgreSQL as it is out of the box. It refuses to run as root: then it runs as nobody.
-pub fn postgres(fetched: &Path) -> Result<(Service, (&'static str, String))> {
+pub fn postgres(fetched: &Path, above: &Path) -> Result<(Service, (&'static str, String))> {
     const NOBODY: u32 = 65534;
-    let (data, port) = (tempfile::tempdir()?, free_port()?);
+    let (data, port) = (tempfile::tempdir_in(above)?, free_port()?);
     let root = rustix::process::geteuid().is_root();
     if root {
         std::os::unix::fs::chown(data.path(), Some(NOBODY), Some(NOBODY))?;
@@ -62,6 +62,14 @@ pub fn postgres(fetched: &Path) -> Result<(Service, (&'static str, String))> {
     command.args(["-c", &format!("port={port}")]);
     command.arg("-c").arg(format!("unix_socket_directories={}", data.path().display()));
     Ok((start(command, data, port)?, ("POSTGRES_PORT", port.to_string())))
+}
+
+/// beanstalkd with a log that is flushed for every command.
+pub fn beanstalkd(fetched: &Path, above: &Path) -> Result<(Service, (&'static str, String))> {
+    let (data, port) = (tempfile::tempdir_in(above)?, free_port()?);
+    let mut command = unpacked(fetched, "usr/bin/beanstalkd");
+    command.args(["-l", "127.0.0.1", "-p", &port.to_string(), "-f", "0", "-b"]).arg(data.path());
+    Ok((start(command, data, port)?, ("BEANSTALKD_PORT", port.to_string())))
 }
 
 /// A program of an unpacked Debian package.

@@ -1,6 +1,6 @@
 //! The store layer: objects in a directory and on S3 servers.
 
-mod bucket;
+pub mod bucket;
 mod churn;
 mod durable;
 pub mod floor;

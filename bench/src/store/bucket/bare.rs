@@ -5,8 +5,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
-use hyper::Request;
 use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::{HeaderMap, Request};
 use hyper_util::rt::TokioIo;
 use leasehold_testkit::servers::Server;
 use tokio::net::TcpStream;
@@ -16,7 +16,8 @@ use tokio::task::JoinSet;
 use super::{TASKS, object, sigv4};
 use crate::rig::BODY;
 
-type Connection = SendRequest<Full<Bytes>>;
+/// An open connection to the server.
+pub type Connection = SendRequest<Full<Bytes>>;
 
 /// Connections, and the requests to be sent over each.
 pub struct Work(Vec<(Connection, Vec<Request<Full<Bytes>>>)>);
@@ -29,7 +30,12 @@ impl Work {
         let mut work = Vec::new();
         for task in 0..TASKS {
             let requests: Vec<_> = (0..each)
-                .map(|n| request(server, host, &object(run, task, n)))
+                .map(|n| {
+                    let keys = (server.access_key(), server.secret_key());
+                    let (key, body) = (object(run, task, n), Bytes::from_static(BODY));
+                    let new = Some(("if-none-match", "*"));
+                    request("PUT", host, server.bucket(), &key, keys, new, body)
+                })
                 .collect::<Result<_>>()?;
             work.push((runtime.block_on(connect(host))?, requests));
         }
@@ -45,7 +51,7 @@ impl Work {
             for (mut connection, requests) in self.0 {
                 tasks.spawn(async move {
                     for request in requests {
-                        send(&mut connection, request).await?;
+                        send(&mut connection, request, 200).await?;
                     }
                     anyhow::Ok(())
                 });
@@ -58,7 +64,8 @@ impl Work {
     }
 }
 
-async fn connect(host: &str) -> Result<Connection> {
+/// Opens one.
+pub async fn connect(host: &str) -> Result<Connection> {
     let stream = TcpStream::connect(host).await?;
     stream.set_nodelay(true)?;
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
@@ -66,22 +73,38 @@ async fn connect(host: &str) -> Result<Connection> {
     Ok(sender)
 }
 
-async fn send(connection: &mut Connection, request: Request<Full<Bytes>>) -> Result<()> {
+/// Sends a request, reads the answer, and gives back its headers. Anything but this status is an error.
+pub async fn send(
+    connection: &mut Connection,
+    request: Request<Full<Bytes>>,
+    expected: u16,
+) -> Result<HeaderMap> {
     connection.ready().await?;
     let response = connection.send_request(request).await?;
-    let status = response.status();
-    let body = response.into_body().collect().await?.to_bytes();
-    ensure!(status == 200, "HTTP {status}: {}", String::from_utf8_lossy(&body));
-    Ok(())
+    let (head, body) = response.into_parts();
+    let status = head.status;
+    let body = body.collect().await?.to_bytes();
+    ensure!(status == expected, "HTTP {status}: {}", String::from_utf8_lossy(&body));
+    Ok(head.headers)
 }
 
-fn request(server: &Server, host: &str, key: &str) -> Result<Request<Full<Bytes>>> {
-    let path = format!("/{}/{key}", server.bucket());
-    let mut request = Request::put(&path).header("host", host).header("if-none-match", "*");
-    for (name, value) in
-        sigv4::headers("PUT", host, &path, server.access_key(), server.secret_key())
-    {
+/// A signed request.
+pub fn request(
+    method: &str,
+    host: &str,
+    bucket: &str,
+    key: &str,
+    (access, secret): (&str, &str),
+    condition: Option<(&str, &str)>,
+    body: Bytes,
+) -> Result<Request<Full<Bytes>>> {
+    let path = format!("/{bucket}/{key}");
+    let mut request = Request::builder().method(method).uri(&path).header("host", host);
+    if let Some((name, value)) = condition {
         request = request.header(name, value);
     }
-    Ok(request.body(Full::new(Bytes::from_static(BODY)))?)
+    for (name, value) in sigv4::headers(method, host, &path, access, secret) {
+        request = request.header(name, value);
+    }
+    Ok(request.body(Full::new(body))?)
 }

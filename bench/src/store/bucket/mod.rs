@@ -3,7 +3,7 @@
 //! Server and client share this machine's cores, so what the client spends, the server lacks: the
 //! ratio shows our whole cost per request. So does the client's own CPU time, with less noise.
 
-mod bare;
+pub mod bare;
 mod sigv4;
 
 use std::time::Instant;
@@ -74,7 +74,8 @@ fn row(rig: &Rig, report: &mut Report, name: &str, server: Server, each: usize) 
     Ok(())
 }
 
-fn open(server: &Server) -> Result<Store> {
+/// The server's bucket.
+pub fn open(server: &Server) -> Result<Store> {
     let mut connect = Connect::new(format!("s3://{}", server.bucket()).parse()?);
     connect.cloud = CloudOptions {
         endpoint: Some(server.endpoint()),

@@ -8,6 +8,7 @@
 //! this desk saw the release; a renewal is one PUT and so is a release. A desk that does not know
 //! yet whether there is a record finds out by a PUT that may be refused.
 
+mod nursery;
 mod tenure;
 mod wait;
 
@@ -24,6 +25,7 @@ use crate::env::BootTime;
 use crate::store::{Durability, Kind, Put, Store, Unknown, Write};
 use crate::{Error, ErrorKind, Result, Version, When, host};
 
+pub(crate) use nursery::Nursery;
 pub use tenure::Tenure;
 pub(crate) use wait::{Awaited, Waiting};
 

@@ -43,6 +43,8 @@ pub(super) struct Keeper {
     core: Weak<Core>,
     /// Ended also when its runtime did, before us.
     task: Option<JoinHandle<()>>,
+    /// In whose nursery the desk is, until it gets a task.
+    nursery: Option<tokio::runtime::Id>,
 }
 
 #[derive(Debug)]
@@ -88,8 +90,15 @@ impl Tenure {
         let runtime = Handle::current();
         let mut keeper = core.desk.keeper();
         keeper.core = Arc::downgrade(&core);
-        if keeper.task.as_ref().is_none_or(JoinHandle::is_finished) {
-            keeper.task = Some(runtime.spawn(keep(Arc::downgrade(&core.desk.0))));
+        if keeper.task.as_ref().is_none_or(JoinHandle::is_finished)
+            && keeper.nursery != Some(runtime.id())
+        {
+            match core.desk.0.store.nursery().take_in(&core.desk, &runtime) {
+                true => keeper.nursery = Some(runtime.id()),
+                false => {
+                    keeper.task = Some(runtime.spawn(keep(Arc::downgrade(&core.desk.0))));
+                }
+            }
         }
         drop(keeper);
         Self { core, runtime }
@@ -231,6 +240,21 @@ const FRESH: Duration = Duration::from_millis(5);
 /// For how long a lease is held before its record is watched for requests, in a directory: most are
 /// released sooner, and watching costs each of them a wake-up.
 const YOUNG: Duration = Duration::from_millis(50);
+
+/// Starts the task of a desk in the nursery, if its lease is held for this long already. Says whether
+/// it is to stay there: it is held, but not for long yet.
+pub(super) fn grow_up(desk: &Arc<super::Shared>, now: BootTime, age: Duration) -> bool {
+    let mut keeper = desk.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+    let core = keeper.core.upgrade().filter(|core| !core.is_over());
+    if core.as_ref().is_some_and(|core| now.since(core.since) < age) {
+        return true;
+    }
+    keeper.nursery = None;
+    if core.is_some() && keeper.task.as_ref().is_none_or(JoinHandle::is_finished) {
+        keeper.task = Some(tokio::spawn(keep(Arc::downgrade(desk))));
+    }
+    false
+}
 
 /// Renews what is held at a desk, until nothing has been for a while.
 async fn keep(desk: Weak<super::Shared>) {

@@ -44,6 +44,7 @@ pub use url::{Connect, StoreUrl};
 pub use watch::Watch;
 
 use crate::env::Env;
+use crate::lease::Nursery;
 use crate::{Error, ErrorKind, Result, StoreSettings};
 use meter::{Meter, Usage};
 use settle::{Driver, retrying};
@@ -60,6 +61,7 @@ struct Inner {
     root: tokio::sync::OnceCell<root::Known>,
     /// Whether the root record is made if it is not there.
     makes_root: bool,
+    nursery: Nursery,
 }
 
 impl Store {
@@ -67,7 +69,14 @@ impl Store {
     pub fn new(backend: Arc<dyn Backend>, env: Env, settings: StoreSettings) -> Result<Self> {
         let settings = settings.checked()?;
         let root = tokio::sync::OnceCell::new();
-        Ok(Self(Arc::new(Inner { backend, env, settings, root, makes_root: true })))
+        Ok(Self(Arc::new(Inner {
+            backend,
+            env,
+            settings,
+            root,
+            makes_root: true,
+            nursery: Nursery::default(),
+        })))
     }
 
     /// The same store, but no root record is put into it: for a folder of somebody else's, in which
@@ -81,6 +90,7 @@ impl Store {
             settings: settings.clone(),
             root: tokio::sync::OnceCell::new(),
             makes_root: false,
+            nursery: Nursery::default(),
         }))
     }
 
@@ -94,6 +104,7 @@ impl Store {
             settings: StoreSettings::default(),
             root: tokio::sync::OnceCell::new(),
             makes_root: true,
+            nursery: Nursery::default(),
         }))
     }
 
@@ -260,9 +271,15 @@ impl Store {
                 settings: self.0.settings.clone(),
                 root: tokio::sync::OnceCell::new(),
                 makes_root: self.0.makes_root,
+                nursery: Nursery::default(),
             })),
             None => self.clone(),
         }
+    }
+
+    /// Where leases of this store are kept an eye on until they are worth a task of their own.
+    pub(crate) fn nursery(&self) -> &Nursery {
+        &self.0.nursery
     }
 
     fn driver(&self) -> Driver<'_> {

@@ -27,7 +27,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -82,8 +82,8 @@ struct Work {
     folders: Folders,
     flusher: Arc<Flusher>,
     fence: Fence,
-    /// How many objects this process has created per folder: see [`Work::tidy`].
-    created: Mutex<HashMap<u64, u8>>,
+    /// What this process knows of folders: see [`Work::tidy`].
+    traffic: Mutex<HashMap<u64, Traffic>>,
 }
 
 impl Drop for Work {
@@ -377,7 +377,7 @@ impl Shared {
                 folders: Folders::default(),
                 flusher: Arc::new(Flusher::new(root.clone(), self.env.clone())),
                 fence: Fence::default(),
-                created: Mutex::default(),
+                traffic: Mutex::default(),
                 root: root.clone(),
             })
         };
@@ -446,33 +446,55 @@ impl Shared {
 
 impl Work {
     /// Removes folders that the deleted object left empty, unless this process keeps making
-    /// objects there: making a folder costs ten times what an object does. Empty folders do no
-    /// harm, listings pass them over.
+    /// objects there: making a folder costs ten times what an object does. Nor are those tried that
+    /// are not empty as far as we know: to find that out, the kernel reads as much of them as was
+    /// deleted, with the folder locked. Empty folders do no harm, listings pass them over.
     fn tidy(&self, path: &str, even_busy: bool) {
         let mut folder = path;
         while let Some((above, _)) = folder.rsplit_once('/') {
             folder = above;
-            if (!even_busy && self.busy(folder))
-                || rustix::fs::unlinkat(&self.root, folder, AtFlags::REMOVEDIR).is_err()
-            {
+            if !even_busy && !self.seems_empty(folder, path) {
                 return;
+            }
+            let removed = rustix::fs::unlinkat(&self.root, folder, AtFlags::REMOVEDIR);
+            let mut traffic = self.traffic();
+            match removed {
+                Ok(()) => _ = traffic.remove(&hash(folder)),
+                Err(error) => {
+                    if error == Errno::NOTEMPTY {
+                        let known = Traffic::of(&mut traffic, folder);
+                        known.full = known.full.saturating_add(1);
+                    }
+                    return;
+                }
             }
         }
     }
 
-    fn note_created(&self, path: &str) {
-        let Some((folder, _)) = path.rsplit_once('/') else { return };
-        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
-        if created.len() >= 4096 {
-            created.clear();
+    /// Whether to try to remove a folder, after the object at this path was deleted.
+    fn seems_empty(&self, folder: &str, deleted: &str) -> bool {
+        let mut traffic = self.traffic();
+        let Some(known) = traffic.get_mut(&hash(folder)) else { return true };
+        if known.ours == Some(hash(deleted)) {
+            known.ours = None;
         }
-        let count = created.entry(hash(folder)).or_default();
-        *count = count.saturating_add(1);
+        if known.created > 4 || known.ours.is_some() {
+            return false;
+        }
+        known.spared = if known.full < 8 { 0 } else { (known.spared + 1) % 64 };
+        known.spared == 0
     }
 
-    fn busy(&self, folder: &str) -> bool {
-        let created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
-        created.get(&hash(folder)).is_some_and(|count| *count > 4)
+    fn traffic(&self) -> MutexGuard<'_, HashMap<u64, Traffic>> {
+        self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_created(&self, path: &str) {
+        let Some((folder, _)) = path.rsplit_once('/') else { return };
+        let mut traffic = self.traffic();
+        let known = Traffic::of(&mut traffic, folder);
+        known.created = known.created.saturating_add(1);
+        known.ours = Some(hash(path));
     }
 
     /// Makes the folders above `path`.
@@ -485,5 +507,27 @@ impl Work {
             }
             made => made,
         }
+    }
+}
+
+/// What this process knows of a folder. Only saves work, so it may be wrong or forgotten.
+#[derive(Debug, Default)]
+struct Traffic {
+    /// How many objects it has created there.
+    created: u8,
+    /// The last of them, if it has not deleted that: the folder is not empty.
+    ours: Option<u64>,
+    /// How often the folder was found not to be empty,
+    full: u8,
+    /// and how often it was not tried since: one time in 64 it is.
+    spared: u8,
+}
+
+impl Traffic {
+    fn of<'a>(traffic: &'a mut HashMap<u64, Self>, folder: &str) -> &'a mut Self {
+        if traffic.len() >= 4096 {
+            traffic.clear();
+        }
+        traffic.entry(hash(folder)).or_default()
     }
 }

@@ -1,0 +1,68 @@
+//! Single tasks in a directory, not flushed: push by one process, drain by 1, 4 and 16.
+
+use anyhow::Result;
+
+use super::ours::{Ours, Plan};
+use super::{WORKERS, contest, floor, pairs};
+use crate::report::{Report, Row, Target, Unit};
+use crate::rig::Rig;
+use crate::stats::median;
+
+const TASKS: usize = 10_000;
+/// How many loops claim, work and ack in each process.
+const LOOPS: usize = 4;
+const PUSH: &str = "create temporary (O_EXCL), write, rename; one thread";
+const DRAIN: &str =
+    "create lease (O_EXCL), read the task, write the lease, unlink both; a thread per worker";
+
+pub fn without_receipts(rig: &Rig, report: &mut Report) -> Result<()> {
+    rows(rig, report, false)
+}
+
+pub fn with_receipts(rig: &Rig, report: &mut Report) -> Result<()> {
+    rows(rig, report, true)
+}
+
+fn rows(rig: &Rig, report: &mut Report, receipts: bool) -> Result<()> {
+    let name = if receipts { "receipts" } else { "plain" };
+    let arena = rig.arena(&format!("queue-{name}"))?;
+    let mut ours = Ours::new(arena.store_path(), rig.runtime()?);
+    let mut drained = Vec::new();
+    for workers in WORKERS {
+        let plan = Plan {
+            tasks: TASKS,
+            workers,
+            loops: LOOPS,
+            pushers: 1,
+            bundle: 1,
+            receipts,
+            durable: false,
+        };
+        let runs = contest(pairs(rig), 2, |at| {
+            arena.settle()?;
+            match at {
+                0 => ours.run(plan),
+                _ => floor::run(&arena.floor_path(), TASKS, workers, false),
+            }
+        })?;
+        let (push, drain) = runs[0].beside(&runs[1]);
+        drained.push(median(&drain.ours));
+        // Who pushes is one process whatever the number of workers.
+        if workers == 1 {
+            let row = Row::new(format!("push, {name}"), Unit::Rate, push, PUSH);
+            report.add(row.target(Target::Ratio(0.5)));
+        }
+        let row = Row::new(format!("drain by {workers}, {name}"), Unit::Rate, drain, DRAIN);
+        report.add(row.target(Target::Ratio(0.5)));
+    }
+    let slower = drained.last() < drained.first();
+    report.fact(
+        format!("drain by 16 / by 1, {name}"),
+        format!(
+            "{:.2} (target 1){}",
+            drained[drained.len() - 1] / drained[0],
+            if slower { " MISSED" } else { "" }
+        ),
+    );
+    arena.clear()
+}
