@@ -9,6 +9,10 @@
 //! | [`key`] | which names an object may have, and how any name becomes one |
 //! | [`cas`] | the words of compare-and-swap: version, condition, nonce |
 //! | [`lease`] | who may hold, until when, with which token |
+//! | [`shard`] | which shard a key belongs to |
+//! | [`merge`] | which of two records counts |
+//! | [`compile`] | how a shard takes in its inbox |
+//! | [`layout`] | every key in the store |
 //! | [`settle`] | what a read says about a write whose answer was lost |
 //! | [`time`] | the store's time and its text form |
 //! | [`backoff`] | how long to wait before the next attempt |
@@ -16,8 +20,12 @@
 
 pub mod backoff;
 pub mod cas;
+pub mod compile;
 pub mod format;
 pub mod key;
+pub mod layout;
 pub mod lease;
+pub mod merge;
 pub mod settle;
+pub mod shard;
 pub mod time;

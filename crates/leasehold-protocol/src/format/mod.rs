@@ -1,4 +1,8 @@
 //! The bytes of stored records. Frozen examples of every version stand in `golden/`.
 
+pub mod datapackage;
 pub mod lease;
 pub mod root;
+pub mod row;
+pub mod statistics;
+pub mod usv;

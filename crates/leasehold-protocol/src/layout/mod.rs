@@ -1,0 +1,3 @@
+//! Every key in the store: built and parsed here, and nowhere else.
+
+pub mod index;
