@@ -18,6 +18,8 @@
 //!
 //! The lease only saves work that would be done twice. The condition keeps the data.
 
+use std::sync::Arc;
+
 use crate::cas::{Version, When};
 use crate::format::datapackage::Schema;
 use crate::format::statistics::Counts;
@@ -66,8 +68,8 @@ pub struct Bad {
 
 /// Merges a shard, as it comes in chunks, with the records of the inbox.
 #[derive(Debug)]
-pub struct Merger<'s> {
-    schema: &'s Schema,
+pub struct Merger {
+    schema: Arc<Schema>,
     mode: Mode,
     purge_before: Option<i64>,
     last_key: Vec<u8>,
@@ -88,6 +90,8 @@ pub struct Tally {
     pub written: Digest,
     /// Of the rows that were taken out.
     pub removed: Digest,
+    /// Deletions in the shard before, where each row was read.
+    pub deletions_before: u64,
     /// Deletions written less deletions taken out.
     pub deletions: i64,
     /// Rows that were written in another spelling.
@@ -102,10 +106,10 @@ impl Tally {
     }
 }
 
-impl<'s> Merger<'s> {
+impl Merger {
     /// For a shard of this schema. Deletions from before `purge_before` are forgotten, which takes
     /// reading every row.
-    pub fn new(schema: &'s Schema, mode: Mode, purge_before: Option<i64>) -> Self {
+    pub fn new(schema: Arc<Schema>, mode: Mode, purge_before: Option<i64>) -> Self {
         let mode = if purge_before.is_some() { Mode::Rewrite } else { mode };
         let before = (mode == Mode::Rewrite).then(Digest::default);
         Self {
@@ -237,7 +241,7 @@ impl<'s> Merger<'s> {
             if out.len() >= enough {
                 return Ok(false);
             }
-            self.tally.inserted(self.schema, head, out);
+            self.tally.inserted(&self.schema, head, out);
             inbox.pop().map_err(MergeError::Incoming)?;
         }
         Ok(true)
@@ -251,6 +255,7 @@ impl<'s> Merger<'s> {
         tally.before = tally.before.map(|before| before.plus(digest));
         match self.schema.canonical(row, canonical) {
             Ok(parsed) => {
+                tally.deletions_before += u64::from(parsed.deleted);
                 if row != canonical.as_slice() {
                     tally.respelled += 1;
                     tally.removed = tally.removed.plus(digest);
@@ -277,7 +282,7 @@ impl<'s> Merger<'s> {
     ) -> Result<bool, MergeError<I::Error>> {
         while let Some(head) = inbox.head() {
             match usv::first_field(head).cmp(key) {
-                std::cmp::Ordering::Less => self.tally.inserted(self.schema, head, out),
+                std::cmp::Ordering::Less => self.tally.inserted(&self.schema, head, out),
                 std::cmp::Ordering::Equal => return Ok(true),
                 std::cmp::Ordering::Greater => return Ok(false),
             }

@@ -1,6 +1,7 @@
 //! Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
 //!
-//! What is here so far: [`lock`]s with fencing tokens and a [`scratchpad`] of shared files, on one
+//! What is here so far: [`lock`]s with fencing tokens, a [`scratchpad`] of shared files and an [`index`]
+//! of any number of records, on one
 //! [`lease`] protocol, on the ground that everything stands on: [`store`], compare-and-swap objects with one meaning on a directory,
 //! in memory, and on S3, GCS and Azure.
 //!
@@ -31,6 +32,7 @@
 pub mod env;
 pub mod error;
 pub mod host;
+pub mod index;
 pub mod lease;
 pub mod lock;
 pub mod scratchpad;

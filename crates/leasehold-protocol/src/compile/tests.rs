@@ -79,7 +79,7 @@ fn merged(
     chunk: usize,
 ) -> Result<(Vec<u8>, Tally, Vec<Bad>), MergeError<Infallible>> {
     let schema = schema();
-    let mut merger = Merger::new(&schema, mode, purge);
+    let mut merger = Merger::new(Arc::new(schema), mode, purge);
     let mut inbox = Rows::new(inbox);
     let (mut out, mut all) = (Vec::new(), Vec::new());
     let mut rest = shard;

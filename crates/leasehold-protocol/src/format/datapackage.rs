@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::cas::Nonce;
-use crate::shard::Width;
+use crate::shard::{Shard, Width};
 
 /// The layout of indexes that this code writes.
 pub const FORMAT: u32 = 1;
@@ -344,6 +344,9 @@ pub struct Package {
     /// Whether `{key}.usv` files beside the inbox are picked up. Costs one request per lookup and one
     /// LIST per compaction.
     pub flat_inbox: bool,
+    /// The shards that are known to exist, for readers that take no pattern as a path (Frictionless
+    /// does not). We look for ourselves.
+    pub shards: Vec<Shard>,
     /// Marks the write of this record.
     pub nonce: String,
     /// What else stands there: kept when we rewrite it.
@@ -359,6 +362,7 @@ impl Package {
             schema,
             width,
             flat_inbox,
+            shards: Vec::new(),
             nonce: String::new(),
             other: Map::new(),
             other_settings: Map::new(),
@@ -391,7 +395,7 @@ impl Package {
             "resources".to_owned(),
             serde_json::json!([{
                 "name": "shards",
-                "path": "shards/*.usv",
+                "path": self.path(),
                 "type": "table",
                 "scheme": "file",
                 "format": "csv",
@@ -420,6 +424,14 @@ impl Package {
         bytes
     }
 
+    /// One pattern until there are shards, and where there are too many to name.
+    fn path(&self) -> Value {
+        match self.shards.len() {
+            1..=4096 => self.shards.iter().map(|shard| format!("shards/{shard}.usv")).collect(),
+            _ => "shards/*.usv".into(),
+        }
+    }
+
     /// The record in these bytes. Other tools' data packages without our settings are refused.
     pub fn parse(bytes: &[u8]) -> Result<Self, SchemaError> {
         let text = |error: &dyn std::fmt::Display| {
@@ -446,11 +458,17 @@ impl Package {
             .ok_or_else(|| text(&"it has no fields"))?;
         let fields = fields.iter().map(|field| Field::from_json(field, &settings.domains));
         let schema = Schema::checked(fields.collect::<Result<_, _>>()?)?;
+        let shard = |path: &Value| {
+            path.as_str()?.strip_prefix("shards/")?.strip_suffix(".usv")?.parse().ok()
+        };
+        let paths = resources.pointer("/0/path").and_then(Value::as_array);
+        let shards = paths.map(|paths| paths.iter().filter_map(shard).collect());
         Ok(Self {
             name,
             schema,
             width,
             flat_inbox: settings.flat_inbox,
+            shards: shards.unwrap_or_default(),
             nonce: settings.nonce,
             other,
             other_settings: settings.other,
@@ -554,6 +572,15 @@ mod tests {
         let again: Value =
             serde_json::from_slice(&Package::parse(&bytes).unwrap().to_bytes()).unwrap();
         assert_eq!(again, value);
+    }
+
+    #[test]
+    fn existing_shards_are_named() {
+        let mut package = package();
+        package.shards = vec!["00".parse().unwrap(), "5e".parse().unwrap()];
+        let bytes = package.to_bytes();
+        assert_eq!(Package::parse(&bytes).unwrap(), package);
+        assert!(String::from_utf8(bytes).unwrap().contains("\"shards/5e.usv\""));
     }
 
     #[test]

@@ -13,6 +13,7 @@
 mod fence;
 mod files;
 mod flush;
+mod large;
 mod list;
 mod names;
 mod netfs;
@@ -40,6 +41,7 @@ use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
 use self::stripe::{Stripe, Stripes};
 use super::backend::{Backend, Kind, Lister, Reading};
+use super::large::{FileBody, Source, Stamp};
 use super::meter::{Class, Meter};
 use super::types::{Delete, Durability, Get, List, Meta, Object, Put, Unknown};
 use crate::env::Env;
@@ -271,6 +273,31 @@ impl Backend for Dir {
             keys.iter().for_each(|key| work.tidy(&path_of(key.as_str()), true));
         }
         Ok(())
+    }
+
+    async fn open(&self, key: &Key) -> Result<Option<Box<dyn Source>>> {
+        self.open_source(key)
+    }
+
+    async fn put_file(
+        &self,
+        key: &Key,
+        body: &FileBody,
+        when: &When,
+        durability: Durability,
+    ) -> Result<Put> {
+        match body.len() > HASHED {
+            true => self.put_large(key, body, when, durability).await,
+            false => self.put(key, body.read_all()?, when, durability).await,
+        }
+    }
+
+    async fn discard(&self, keys: &[Key]) -> Result<()> {
+        self.discard_files(keys).await
+    }
+
+    fn stamp(&self, name: &str) -> Option<Stamp> {
+        self.stamp_of(name)
     }
 
     fn list(&self, list: List) -> Box<dyn Lister> {
