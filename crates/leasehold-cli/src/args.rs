@@ -1,5 +1,7 @@
 //! What can be asked.
 
+pub mod index;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -100,6 +102,9 @@ pub enum Command {
     /// Read and change shared files safely
     #[command(subcommand)]
     Pad(PadCommand),
+    /// Keep records, find them by key, ask about them in SQL
+    #[command(subcommand)]
+    Index(index::IndexCommand),
     /// Make the store now instead of at the first write
     Init,
     /// List keys

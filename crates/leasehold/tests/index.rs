@@ -226,7 +226,7 @@ async fn flat_files(store: Store, name: &str) {
     let quarantined = index.quarantined().await.unwrap();
     assert_eq!(quarantined.len(), 1);
     assert!(quarantined[0].reason.source.ends_with("broken.com.usv"));
-    assert!(quarantined[0].reason.reasons[0].contains("not a integer"), "{quarantined:?}");
+    assert!(quarantined[0].reason.reasons[0].contains("not an integer"), "{quarantined:?}");
     assert_eq!(index.status(true).await.unwrap().quarantined, 1);
     // An older file does not win over what is there; a newer one does.
     drop_file(&store, &file("example.com"), &row("example.com", 1, "2020-01-01T00:00:00Z")).await;
@@ -268,7 +268,7 @@ async fn records_that_do_not_fit_write_nothing() {
     let index = index(&store, "domains").await;
     for (record, part) in [
         (json!({"company_name": "x"}), "the key is missing"),
-        (json!({"domain": "a.b", "scraper_version": "x"}), "not a integer"),
+        (json!({"domain": "a.b", "scraper_version": "x"}), "not an integer"),
         (json!({"domain": "a.b", "nmae": "x"}), "there is no field"),
         (json!({"domain": "a.b", "updated_at": "yesterday"}), "not a time"),
         (json!({"domain": "a.b", "updated_at": "2999-01-01T00:00:00Z"}), "5 minutes ahead"),

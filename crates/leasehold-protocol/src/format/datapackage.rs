@@ -65,6 +65,15 @@ impl Kind {
         }
     }
 
+    /// "a string", "an integer".
+    pub(super) fn with_article(self) -> String {
+        let article = match self {
+            Self::Integer | Self::Object | Self::Array => "an",
+            _ => "a",
+        };
+        format!("{article} {}", self.name())
+    }
+
     fn parse(text: &str) -> Option<Self> {
         serde_json::from_value(Value::String(text.to_owned())).ok()
     }
@@ -200,6 +209,15 @@ impl Schema {
         }
         fields.push(Field::new(DELETED, Kind::Boolean));
         Self::checked(fields)
+    }
+
+    /// The schema with `deleted`, the mark of deletions, between these fields.
+    pub fn with_deleted(
+        before: Vec<Field>,
+        deleted: Field,
+        behind: Vec<Field>,
+    ) -> Result<Self, SchemaError> {
+        Self::checked(before.into_iter().chain([deleted]).chain(behind).collect())
     }
 
     /// The schema with exactly these fields, ours among them.

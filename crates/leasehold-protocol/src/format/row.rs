@@ -115,7 +115,7 @@ impl Schema {
             Some(Value::Number(number)) if matches!(field.kind, Kind::Integer | Kind::Number) => {
                 Ok(Some(Cow::Owned(number.to_string())))
             }
-            Some(other) => Err(bad(field, format!("{other} is not a {}", field.kind.name()))),
+            Some(other) => Err(bad(field, format!("{other} is not {}", field.kind.with_article()))),
         };
         Ok(self.write(text, Some(now), out)?.canonical)
     }
@@ -298,7 +298,7 @@ fn write_value(field: &Field, value: &str, out: &mut Vec<u8>) -> Result<(), Stri
     let kind = field.kind;
     let wrong = || {
         let shown: String = value.chars().take(60).collect();
-        format!("not a {}: {shown:?}", kind.name())
+        format!("not {}: {shown:?}", kind.with_article())
     };
     match kind {
         Kind::String if field.domain => {

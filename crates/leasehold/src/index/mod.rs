@@ -39,6 +39,7 @@ mod cache;
 mod compact;
 mod compiler;
 mod copy;
+mod duckdb;
 mod inbox;
 mod quarantine;
 mod read;
