@@ -21,6 +21,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod host;
+mod index;
 mod locks;
 mod report;
 mod rig;
@@ -44,6 +45,11 @@ enum Command {
     Store(suite::Options),
     /// Locks in a directory.
     Locks(suite::Options),
+    /// The index in a directory.
+    Index(suite::Options),
+    /// Compacts, and tells how much memory that took.
+    #[command(hide = true)]
+    CompileChild(index::memory::Options),
     /// One of the processes of the contended benchmark.
     #[command(hide = true)]
     ContendedChild(locks::contended::Options),
@@ -60,6 +66,8 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().command {
         Command::Store(options) => suite::run("store", store::BENCHES, &options),
         Command::Locks(options) => suite::run("locks", locks::BENCHES, &options),
+        Command::Index(options) => suite::run("index", index::BENCHES, &options),
+        Command::CompileChild(options) => index::memory::child(&options),
         Command::ContendedChild(options) => locks::contended::child(&options),
         Command::TakeoverChild(options) => locks::takeover::child(&options),
         Command::ListingChild(options) => store::listing::child::run(&options),

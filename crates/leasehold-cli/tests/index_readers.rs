@@ -95,7 +95,7 @@ fn duckdb_reads_what_we_read() {
     leasehold(folder, &["index", "put", "sites", "domain=new.example"], "");
     let view = leasehold(folder, &["index", "duckdb", "sites"], "");
     std::fs::write(folder.join("view.sql"), view).unwrap();
-    let columns = "domain, name, n, share, ok, strftime(updated_at, '%Y-%m-%dT%H:%M:%S.%f') at";
+    let columns = "domain, name, n, share, ok, strftime(updated_at, '%Y-%m-%dT%H:%M:%S.%f') t";
     let theirs = python(
         folder,
         &format!(

@@ -344,25 +344,25 @@ unsafe impl VTabCursor for Cursor<'_> {
         let at = usize::try_from(column).unwrap_or(usize::MAX);
         let field = self.field(at);
         if field.is_empty() {
-            return context.set_result(&Null);
+            return context.set_result(Null);
         }
         let kind = self.schema.fields().get(at).map(|field| field.kind);
         match kind {
             Some(FieldKind::Integer) => {
                 if let Some(number) = integer(field) {
-                    return context.set_result(&number);
+                    return context.set_result(number);
                 }
             }
             Some(FieldKind::Number) => {
                 let number =
                     std::str::from_utf8(field).ok().and_then(|text| text.parse::<f64>().ok());
                 if let Some(number) = number {
-                    return context.set_result(&number);
+                    return context.set_result(number);
                 }
             }
             Some(FieldKind::Boolean) => match field {
-                b"true" => return context.set_result(&true),
-                b"false" => return context.set_result(&false),
+                b"true" => return context.set_result(true),
+                b"false" => return context.set_result(false),
                 _ => {}
             },
             _ => {}

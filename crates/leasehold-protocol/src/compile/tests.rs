@@ -233,7 +233,7 @@ fn what_is_published_names_what_was_seen() {
     let newer = row(&Record(1, 5, false, 1));
     let older = row(&Record(1, 4, false, 2));
     let (after, _, _) =
-        merged(&bytes(&[newer.clone()]), vec![older], Mode::Copy, None, 99).unwrap();
+        merged(&bytes(std::slice::from_ref(&newer)), vec![older], Mode::Copy, None, 99).unwrap();
     assert_eq!(after, bytes(&[newer]));
 }
 

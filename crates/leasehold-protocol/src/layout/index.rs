@@ -134,6 +134,20 @@ impl Layout {
         prefix.strip_prefix(&self.inbox())?.strip_suffix('/')?.parse().ok()
     }
 
+    /// The same as [`Layout::shard`], as text.
+    pub fn shard_text(&self, shard: Shard) -> String {
+        format!("{}shards/{shard}.usv", self.base)
+    }
+
+    /// The same as [`Layout::flat`], as text and unchecked: to look whether it is there at all.
+    pub fn flat_text(&self, key: &str) -> String {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+        match key.bytes().all(plain) && !key.ends_with('.') {
+            true => [&self.base, key, ".usv"].concat(),
+            false => format!("{}{}.usv", self.base, encode_segment(key)),
+        }
+    }
+
     /// Where the flat inbox holds this key.
     pub fn flat(&self, key: &str) -> Result<Key, KeyError> {
         Key::new(format!("{}{}.usv", self.base, encode_segment(key)))
@@ -281,6 +295,7 @@ mod tests {
             let flat = layout.flat(&key).unwrap();
             prop_assert_eq!(layout.flat_name(flat.as_str()), Some(key));
             prop_assert_eq!(flat.as_str().matches('/').count(), 2);
+            prop_assert_eq!(layout.flat_text(&layout.flat_name(flat.as_str()).unwrap()), flat.as_str());
         }
 
         #[test]

@@ -105,9 +105,15 @@ impl Index {
             return Ok(self.of_key(&known.keys, hash));
         }
         let mut listing = self.0.store.list(List::prefix(&folder)?.unordered());
-        let page = listing.next_page().await?.unwrap_or_default();
-        if page.len() < PAGE {
-            let keys: Vec<Key> = page.entries.into_iter().map(|entry| entry.key).collect();
+        let listed = match self.0.store.peek(folder.trim_end_matches('/'), PAGE) {
+            Some(keys) => Some(keys),
+            None => {
+                let page = listing.next_page().await?.unwrap_or_default();
+                let whole = page.len() < PAGE;
+                whole.then(|| page.entries.into_iter().map(|entry| entry.key).collect())
+            }
+        };
+        if let Some(keys) = listed {
             let ours = self.of_key(&keys, hash);
             if let Some(stamp) = stamp {
                 self.0.cache.keep_inbox(shard, Arc::new(CachedInbox { stamp, keys }));

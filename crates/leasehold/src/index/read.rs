@@ -133,10 +133,10 @@ impl Index {
     }
 
     async fn newest_flat(&self, schema: &Schema, key: &str, field: &[u8]) -> Result<Option<Bytes>> {
-        let Ok(flat) = self.0.layout.flat(key) else { return Ok(None) };
-        if self.0.store.stamp(flat.as_str()) == Some(Stamp::Absent) {
+        if self.0.store.stamp(&self.0.layout.flat_text(key)) == Some(Stamp::Absent) {
             return Ok(None);
         }
+        let Ok(flat) = self.0.layout.flat(key) else { return Ok(None) };
         match self.0.store.get(&flat).await? {
             Some(object) => self.newest_of(schema, &object.body, field).await,
             None => Ok(None),
@@ -181,6 +181,7 @@ impl Index {
         // Another tool wrote this shard. Once for this version: put it into order.
         let body = in_order(schema, &loaded.body);
         let row = find(&body, field).map(|row| body.slice_ref(row));
+        // Kept under the same version or stamp: it is the same shard.
         let mended = CachedShard::new(loaded.version.clone(), loaded.stamp, body);
         mended.was_checked();
         self.0.cache.keep_shard(shard, mended);
@@ -196,9 +197,8 @@ impl Index {
             return Ok(Loaded::Whole(cached));
         }
         let (store, cache) = (&self.0.store, &self.0.cache);
-        let key = self.0.layout.shard(shard);
         // Before it is read: what changes while we read shows next time.
-        let stamp = store.stamp(key.as_str());
+        let stamp = store.stamp(&self.0.layout.shard_text(shard));
         if stamp == Some(Stamp::Absent) {
             return Ok(Loaded::Whole(Arc::new(CachedShard::new(None, None, Bytes::new()))));
         }
@@ -206,6 +206,13 @@ impl Index {
             && cached.stamp.is_some_and(|before| stamp.confirms(&before))
         {
             return Ok(Loaded::Whole(cached.clone()));
+        }
+        let key = self.0.layout.shard(shard);
+        // In a directory the stamp says what a version would.
+        if stamp.is_some()
+            && let Some(body) = store.slurp(&key)
+        {
+            return Ok(Loaded::Whole(cache.keep_shard(shard, CachedShard::new(None, stamp, body))));
         }
         let kept = match &cached {
             Some(cached) => cached.version.clone().map(|version| (version, cached.body.clone())),

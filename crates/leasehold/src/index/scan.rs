@@ -164,12 +164,11 @@ impl Plan {
         }
         Ok(match self.index.load_shard(shard, Freshness::Checked).await? {
             Loaded::Large(source) => Some(source),
-            Loaded::Whole(cached) => cached.version.as_ref().map(|version| {
-                let now = StoreTime::from_micros(0);
-                let size = cached.body.len() as u64;
-                let meta = Meta { version: Version::clone(version), modified: now, now, size };
-                Box::new(Whole(Object { body: cached.body.clone(), meta })) as _
-            }),
+            Loaded::Whole(cached) => {
+                let (now, size) = (StoreTime::from_micros(0), cached.body.len() as u64);
+                let meta = Meta { version: Version::new("cached"), modified: now, now, size };
+                Some(Box::new(Whole(Object { body: cached.body.clone(), meta })))
+            }
         })
     }
 

@@ -131,6 +131,19 @@ pub trait Backend: Debug + Send + Sync + 'static {
         None
     }
 
+    /// The objects in this folder, if that can be told at once and there are at most `most`.
+    fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+        let _ = (folder, most);
+        None
+    }
+
+    /// The content of an object without its version, where finding that out costs extra. `None` if
+    /// this is no such store, or if the object is not there or too large.
+    fn slurp(&self, key: &Key) -> Option<Bytes> {
+        let _ = key;
+        None
+    }
+
     /// A listing, to be fetched page by page.
     fn list(&self, list: List) -> Box<dyn Lister>;
 

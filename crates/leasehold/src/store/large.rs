@@ -206,6 +206,16 @@ impl Store {
         retrying!(self.driver(), self.backend().discard(keys).await)
     }
 
+    /// The objects in a folder, if that can be told at once and there are at most `most`.
+    pub(crate) fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+        self.backend().peek(folder, most)
+    }
+
+    /// The content of an object without its version, where finding that out costs extra.
+    pub(crate) fn slurp(&self, key: &Key) -> Option<Bytes> {
+        self.backend().slurp(key)
+    }
+
     /// What the file system says of this object or folder; `None` where there is no file system.
     pub fn stamp(&self, name: &str) -> Option<Stamp> {
         self.backend().stamp(name)

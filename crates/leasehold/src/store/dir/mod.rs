@@ -300,6 +300,14 @@ impl Backend for Dir {
         self.stamp_of(name)
     }
 
+    fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+        list::peek(&self.0, folder, most)
+    }
+
+    fn slurp(&self, key: &Key) -> Option<Bytes> {
+        self.slurp_file(key)
+    }
+
     fn list(&self, list: List) -> Box<dyn Lister> {
         Box::new(list::DirLister::new(self.0.clone(), list))
     }
