@@ -303,7 +303,17 @@ async fn a_schema_grows_and_old_records_are_padded() {
         .unwrap();
     assert_eq!(index.get_json("new.example").await.unwrap().unwrap()["country"], "CH");
     assert!(index.verify().await.unwrap().findings.is_empty());
-    // A handle that does not know yet still writes what fits.
+    // A handle, or a compiler, that does not know yet takes nothing for damaged.
+    let late = Index::open(&store, "domains").await.unwrap();
+    index.add_fields(vec![Field::parse("city").unwrap()]).await.unwrap();
+    index.put(&json!({"domain": "new.example", "country": "CH", "city": "Bern"})).await.unwrap();
+    assert_eq!(late.get_json("new.example").await.unwrap().unwrap()["city"], "Bern");
+    let late = Index::open(&store, "domains").await.unwrap();
+    index.add_fields(vec![Field::parse("street").unwrap()]).await.unwrap();
+    index.put(&json!({"domain": "new.example", "street": "x"})).await.unwrap();
+    late.compact().await.unwrap();
+    assert!(late.quarantined().await.unwrap().is_empty());
+    assert_eq!(late.get_json("new.example").await.unwrap().unwrap()["street"], "x");
     let error = index.add_fields(vec![Field::parse("country").unwrap()]).await.unwrap_err();
     assert!(error.to_string().contains("two fields"), "{error}");
 }

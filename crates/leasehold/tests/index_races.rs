@@ -621,3 +621,28 @@ async fn a_compaction_that_dies_anywhere_loses_nothing() {
         assert!(verified.findings.iter().all(|finding| !finding.grave), "{verified:?}");
     }
 }
+
+/// Fields are added while a compiler is at work that does not know them: rows that have them are not
+/// damaged, and nothing of them is put into quarantine.
+#[tokio::test]
+async fn a_schema_that_grows_during_a_compaction_damages_nothing() {
+    let (world, late) = World::new().await;
+    let other = world.node().await;
+    late.put(KEY, 1).await;
+    late.index.compact().await.unwrap();
+    late.put(KEY, 2).await;
+    let mut at = late.gate.stop(Verb::List, "inbox/a3/");
+    let compaction = late.compact(false);
+    at.reached().await;
+    other.index.add_fields(vec![Field::parse("city").unwrap()]).await.unwrap();
+    let record = json!({"domain": KEY, "n": 3, "city": "Bern"});
+    other.index.put(&record).await.unwrap();
+    at.go();
+    let outcome = compaction.await.unwrap().unwrap();
+    assert!(matches!(outcome, Outcome::Aborted { .. }), "{outcome:?}");
+    assert!(late.index.quarantined().await.unwrap().is_empty());
+    assert_eq!(late.n(KEY).await, Some(json!(3)));
+    late.index.compact().await.unwrap();
+    assert_eq!(late.index.get_json(KEY).await.unwrap().unwrap()["city"], "Bern");
+    assert!(world.keys("indexes/domains/inbox/").await.is_empty());
+}

@@ -13,6 +13,7 @@ use leasehold_protocol::format::datapackage::Schema;
 use leasehold_protocol::format::lease::Dialect;
 use leasehold_protocol::format::statistics::{Counts, Statistics};
 use leasehold_protocol::format::usv;
+use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::merge::Digest;
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::shard::Shard;
@@ -212,7 +213,8 @@ impl Index {
         // The version first, then the inbox. `None` is a proven absence; a failed read ends here.
         let source = store.open(&key).await?;
         let size = source.as_ref().map_or(0, |source| source.meta().size);
-        let _memory = self.reserve(size).await?;
+        let budget = self.sort_budget(work);
+        let _memory = self.reserve(size, work, budget).await?;
         let statistics = match &source {
             Some(_) => store.get(&layout.statistics(shard)).await?,
             None => None,
@@ -224,7 +226,8 @@ impl Index {
             Some(statistics.version.as_str()) == version && statistics.schema == fingerprint
         };
         let current = statistics.as_ref().filter(ours).filter(|_| !options.rewrite && !resort);
-        let taken = self.take(shard, work, options, source.as_deref().filter(|_| resort)).await?;
+        let unsorted = source.as_deref().filter(|_| resort);
+        let taken = self.take(shard, work, options, unsorted, budget).await?;
         let idle = taken.records == 0 && taken.pending.is_empty() && taken.flat.is_empty();
         if idle && !options.rewrite && options.purge_before.is_none() && !resort {
             return Ok(Compaction::new(shard, Outcome::Idle));
@@ -234,6 +237,7 @@ impl Index {
         let mut merging = Merging {
             index: self,
             shard,
+            schema: known.schema.clone(),
             merger: Merger::new(known.schema.clone(), mode, options.purge_before),
             spool: Spool::new(self.0.settings.spool_folder.clone()),
             tenure,
@@ -303,18 +307,35 @@ impl Index {
     }
 
     /// Takes memory for a compaction out of what all of this process share.
-    async fn reserve(&self, size: u64) -> Result<tokio::sync::OwnedSemaphorePermit, Stop> {
+    async fn reserve(
+        &self,
+        size: u64,
+        work: &Work,
+        budget: usize,
+    ) -> Result<tokio::sync::OwnedSemaphorePermit, Stop> {
         let all = (self.0.settings.compiler_bytes >> 10).clamp(1 << 10, u64::from(u32::MAX));
-        // The shard and what becomes of it, as far as they are kept in memory, and some records.
-        let needed = (2 * size.min(8 << 20) + (512 << 10)) >> 10;
-        let needed = u32::try_from(needed.min(all)).unwrap_or(u32::MAX);
+        // The shard and what becomes of it, as far as they are kept in memory; the records; the names
+        // of the objects that they are in.
+        let most = self.0.settings.most_objects;
+        let names = work.pending.as_ref().map_or(most, Vec::len).min(most) + work.flat.len();
+        let needed = 2 * size.min(6 << 20) + budget as u64 + names as u64 * 128 + (128 << 10);
+        let needed = u32::try_from((needed >> 10).min(all)).unwrap_or(u32::MAX);
         let memory = self.0.memory.clone().acquire_many_owned(needed).await;
         memory.map_err(|_| Stop::Abort("this process is ending".to_owned()))
     }
 
-    /// How many bytes of records one compaction sorts in memory.
-    fn sort_budget(&self) -> usize {
-        usize::try_from(self.0.settings.compiler_bytes / 5).unwrap_or(usize::MAX).max(64 << 10)
+    /// How many bytes of records one compaction sorts in memory: more go through files.
+    fn sort_budget(&self, work: &Work) -> usize {
+        let most = usize::try_from(self.0.settings.compiler_bytes / 5).unwrap_or(usize::MAX);
+        let most = most.max(256 << 10);
+        let Some(pending) = &work.pending else { return most };
+        // By their names, with records of a usual size.
+        let records = |key: &Key| match self.0.layout.pending(key.as_str()) {
+            Some((_, Pending::Batch { count })) => usize::try_from(count).unwrap_or(usize::MAX),
+            _ => 1,
+        };
+        let records = pending.iter().map(records).fold(work.flat.len(), usize::saturating_add);
+        records.saturating_mul(256).clamp(256 << 10, most)
     }
 
     /// Reads the inbox.
@@ -324,6 +345,7 @@ impl Index {
         work: &Work,
         options: &CompactOptions,
         unsorted: Option<&dyn Source>,
+        budget: usize,
     ) -> Result<Taken, Stop> {
         let known = self.known();
         let most = self.0.settings.most_objects.max(1);
@@ -338,7 +360,7 @@ impl Index {
             width: known.package.width,
             shard,
             ahead: self.now().await?.plus(AHEAD).as_micros(),
-            sorter: Sorter::new(known.schema.clone(), folder, self.sort_budget()),
+            sorter: Sorter::new(known.schema.clone(), folder, budget),
             quarantined: 0,
             bad: Vec::new(),
             strays: BTreeMap::new(),
@@ -413,6 +435,9 @@ impl Index {
         reading: &mut Reading,
         options: &CompactOptions,
     ) -> Result<(), Stop> {
+        if !reading.bad.is_empty() {
+            self.still_that(&reading.schema).await?;
+        }
         for (source, bad) in std::mem::take(&mut reading.bad) {
             self.quarantine(shard, &source, &bad, &options.worker).await?;
         }
@@ -421,6 +446,15 @@ impl Index {
             self.forward(other, rows).await?;
         }
         Ok(())
+    }
+
+    /// Rows that do not fit may be of a newer schema than ours: then they are not bad, we are late.
+    async fn still_that(&self, schema: &Schema) -> Result<(), Stop> {
+        self.refresh().await?;
+        match self.schema().fingerprint() == schema.fingerprint() {
+            true => Ok(()),
+            false => Err(Stop::Abort("the schema was changed meanwhile".to_owned())),
+        }
     }
 
     /// Whether publishing still makes sense.
@@ -561,6 +595,7 @@ impl Reading {
 struct Merging<'a> {
     index: &'a Index,
     shard: Shard,
+    schema: Arc<Schema>,
     merger: Merger,
     spool: Spool,
     tenure: Option<&'a Tenure>,
@@ -597,6 +632,7 @@ impl Merging<'_> {
         self.spool.append(out)?;
         let bad = self.merger.take_bad();
         if !bad.is_empty() {
+            self.index.still_that(&self.schema).await?;
             let source = self.index.0.layout.shard(self.shard);
             self.index.quarantine(self.shard, source.as_str(), &bad, "").await?;
         }

@@ -107,7 +107,7 @@ impl Default for IndexSettings {
             cache_folder: None,
             spool_folder: None,
             compiler_bytes: 20 << 20,
-            most_objects: 100_000,
+            most_objects: 50_000,
             lock_ttl: Duration::from_secs(300),
         }
     }

@@ -15,9 +15,9 @@ use leasehold_protocol::shard::{KeyHash, Shard};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::Index;
 use super::cache::CachedShard;
 use super::write::AHEAD;
+use super::{Index, Known};
 use crate::store::large::{PIECE, Source, Stamp};
 use crate::store::{Get, Kind};
 use crate::{Error, ErrorKind, Result};
@@ -30,6 +30,12 @@ pub enum Freshness {
     Checked,
     /// As the shard was when it was last read, without the inbox. No request if the shard is known.
     StaleOk,
+}
+
+/// What a lookup found, and whether there was something pending that could not be read.
+enum Found {
+    Row(Option<Bytes>),
+    Unreadable(Option<Bytes>),
 }
 
 /// A shard of more than this is searched piece by piece instead of being read.
@@ -88,69 +94,87 @@ impl Index {
     /// The row of the record with this key, or `None`.
     pub async fn get_row(&self, key: &str, freshness: Freshness) -> Result<Option<Bytes>> {
         let known = self.known();
+        match self.get_row_as(key, freshness, &known).await? {
+            Found::Row(row) => Ok(row),
+            // A pending record that does not fit may be of a newer schema than ours.
+            Found::Unreadable(row) => {
+                self.refresh().await?;
+                let now = self.known();
+                if now.schema.fingerprint() == known.schema.fingerprint() {
+                    return Ok(row);
+                }
+                match self.get_row_as(key, freshness, &now).await? {
+                    Found::Row(row) | Found::Unreadable(row) => Ok(row),
+                }
+            }
+        }
+    }
+
+    async fn get_row_as(&self, key: &str, freshness: Freshness, known: &Known) -> Result<Found> {
         let key = known.schema.normalise_key(key)?;
         let hash = KeyHash::of(&key);
         let shard = hash.shard(known.package.width);
         let mut field = Vec::with_capacity(key.len());
         usv::escape(&key, &mut field);
-        let mut best = None;
+        let (mut best, mut unreadable) = (None, false);
         if freshness == Freshness::Checked {
-            best = self.newest_pending(&known.schema, &key, shard, &hash, &field).await?;
-            if known.package.flat_inbox {
-                let flat = self.newest_flat(&known.schema, &key, &field).await?;
-                best = latest(&known.schema, best, flat);
+            for body in self.pending_bodies(shard, &hash).await? {
+                let newest = self.newest_of(&known.schema, &body, &field, &mut unreadable).await?;
+                best = latest(&known.schema, best, newest);
+            }
+            if known.package.flat_inbox
+                && let Some(body) = self.flat_body(&key).await?
+            {
+                let newest = self.newest_of(&known.schema, &body, &field, &mut unreadable).await?;
+                best = latest(&known.schema, best, newest);
             }
         }
         let row = self.row_in_shard(shard, &field, freshness, &known.schema).await?;
         let best = latest(&known.schema, best, row);
-        Ok(best.filter(|row| !known.schema.claim(row).is_some_and(|claim| claim.deleted)))
+        let best = best.filter(|row| !known.schema.claim(row).is_some_and(|claim| claim.deleted));
+        Ok(if unreadable { Found::Unreadable(best) } else { Found::Row(best) })
     }
 
-    async fn newest_pending(
-        &self,
-        schema: &Schema,
-        _key: &str,
-        shard: Shard,
-        hash: &KeyHash,
-        field: &[u8],
-    ) -> Result<Option<Bytes>> {
-        let mut best = None;
+    /// What is pending and may hold a key.
+    async fn pending_bodies(&self, shard: Shard, hash: &KeyHash) -> Result<Vec<Bytes>> {
+        let mut bodies = Vec::new();
         for key in self.pending_of(shard, hash).await? {
-            let body = match self.0.cache.object(&key) {
-                Some(body) => body,
-                None => match self.0.store.get(&key).await? {
-                    Some(object) => {
-                        self.0.cache.keep_object(key, object.body.clone());
-                        object.body
-                    }
-                    // Merged meanwhile: the shard, which is read after this, has it.
-                    None => continue,
-                },
-            };
-            best = latest(schema, best, self.newest_of(schema, &body, field).await?);
+            if let Some(body) = self.0.cache.object(&key) {
+                bodies.push(body);
+            } else if let Some(object) = self.0.store.get(&key).await? {
+                self.0.cache.keep_object(key, object.body.clone());
+                bodies.push(object.body);
+            }
+            // Else merged meanwhile: the shard, which is read after this, has it.
         }
-        Ok(best)
+        Ok(bodies)
     }
 
-    async fn newest_flat(&self, schema: &Schema, key: &str, field: &[u8]) -> Result<Option<Bytes>> {
+    async fn flat_body(&self, key: &str) -> Result<Option<Bytes>> {
         if self.0.store.stamp(&self.0.layout.flat_text(key)) == Some(Stamp::Absent) {
             return Ok(None);
         }
         let Ok(flat) = self.0.layout.flat(key) else { return Ok(None) };
-        match self.0.store.get(&flat).await? {
-            Some(object) => self.newest_of(schema, &object.body, field).await,
-            None => Ok(None),
-        }
+        Ok(self.0.store.get(&flat).await?.map(|object| object.body))
     }
 
     /// The row of this key in an inbox object that counts, in its one spelling. What cannot be read
     /// does not count: a compiler puts it into quarantine.
-    async fn newest_of(&self, schema: &Schema, body: &[u8], field: &[u8]) -> Result<Option<Bytes>> {
+    async fn newest_of(
+        &self,
+        schema: &Schema,
+        body: &[u8],
+        field: &[u8],
+        unreadable: &mut bool,
+    ) -> Result<Option<Bytes>> {
         let mut best = None;
         let mut row = Vec::new();
         for raw in usv::rows(body) {
             row.clear();
-            let Ok(parsed) = schema.canonical(raw, &mut row) else { continue };
+            let Ok(parsed) = schema.canonical(raw, &mut row) else {
+                *unreadable = true;
+                continue;
+            };
             if row[..parsed.key_len] == *field {
                 let ahead = self.now().await?.plus(AHEAD).as_micros();
                 if parsed.updated_at <= ahead {

@@ -24,6 +24,9 @@ use crate::{Error, ErrorKind, Key, Result, StoreTime, Version};
 /// How much of an inbox is sorted in memory.
 const BUDGET: usize = 8 << 20;
 
+/// How much a chunk may be longer than what was read of the shard.
+const ENOUGH: usize = 1 << 20;
+
 /// More inbox objects than this are listed shard by shard.
 const MOST_LISTED: usize = 100_000;
 
@@ -82,6 +85,8 @@ impl Index {
 
     /// The same of some shards.
     pub async fn scan_shards(&self, shards: Vec<Shard>, parallel: usize) -> Result<Scan> {
+        // Records of a newer schema than ours would look damaged.
+        self.refresh().await?;
         // The inbox first, then the shards: what is merged in between is seen in both.
         let backlog = self.backlog(MOST_LISTED).await?;
         let mut flat = BTreeMap::new();
@@ -219,27 +224,30 @@ impl Plan {
                 }
                 continue;
             }
-            let mut out = Vec::with_capacity(rows.len() + rows.len() / 8);
-            let merged = match foreign {
-                true => Err(MergeError::Disorder),
-                false => merger.merge(&rows, &mut sorted, &mut out, usize::MAX),
-            };
-            match merged {
-                // Nothing of it has been sent: put it into order first.
-                Err(MergeError::Disorder) if first => {
-                    return self.resort(shard, source, &self.keys_of(shard), send).await;
+            let mut rest = &rows[..];
+            while !rest.is_empty() {
+                let mut out = Vec::with_capacity(rest.len() + rest.len() / 8);
+                let merged = match foreign {
+                    true => Err(MergeError::Disorder),
+                    false => merger.merge(rest, &mut sorted, &mut out, rest.len() + ENOUGH),
+                };
+                match merged {
+                    Ok(done) => rest = &rest[done..],
+                    // Nothing of it has been sent: put it into order first.
+                    Err(MergeError::Disorder) if first => {
+                        return self.resort(shard, source, &self.keys_of(shard), send).await;
+                    }
+                    Err(MergeError::Disorder) => {
+                        let key = self.index.0.layout.shard(shard);
+                        let message = "is not in order: compact the index with --rewrite first";
+                        return Err(Error::new(ErrorKind::Data, message).at(&key));
+                    }
+                    Err(MergeError::Incoming(error)) => return Err(error),
                 }
-                Err(MergeError::Disorder) => {
-                    let key = self.index.0.layout.shard(shard);
-                    let message = "is not in order: compact the index with --rewrite first";
-                    return Err(Error::new(ErrorKind::Data, message).at(&key));
+                first = false;
+                if send.send(Ok(Chunk { shard, rows: out.into() })).await.is_err() {
+                    return Ok(());
                 }
-                Err(MergeError::Incoming(error)) => return Err(error),
-                Ok(_) => {}
-            }
-            first = false;
-            if send.send(Ok(Chunk { shard, rows: out.into() })).await.is_err() {
-                return Ok(());
             }
         }
         self.finish(shard, &mut merger, sorted, send).await
