@@ -57,10 +57,11 @@ impl Pause {
     ///
     /// # Panics
     ///
-    /// When the store is gone before that.
+    /// When the store is gone before that, or half a minute has passed.
     pub async fn reached(&mut self) {
         if let Some(reached) = self.reached.take() {
-            reached.await.expect("the store is still there");
+            let reached = tokio::time::timeout(std::time::Duration::from_secs(30), reached).await;
+            reached.expect("the request is sent within 30 s").expect("the store is still there");
         }
     }
 
