@@ -47,6 +47,8 @@ enum Command {
     Locks(suite::Options),
     /// The index in a directory.
     Index(suite::Options),
+    /// Makes the index and an inbox of the index benchmarks, for peers to work on.
+    IndexData(index::data::Options),
     /// Compacts, and tells how much memory that took.
     #[command(hide = true)]
     CompileChild(index::memory::Options),
@@ -67,6 +69,7 @@ fn main() -> anyhow::Result<()> {
         Command::Store(options) => suite::run("store", store::BENCHES, &options),
         Command::Locks(options) => suite::run("locks", locks::BENCHES, &options),
         Command::Index(options) => suite::run("index", index::BENCHES, &options),
+        Command::IndexData(options) => index::data::make(&options),
         Command::CompileChild(options) => index::memory::child(&options),
         Command::ContendedChild(options) => locks::contended::child(&options),
         Command::TakeoverChild(options) => locks::takeover::child(&options),

@@ -166,3 +166,27 @@ pub fn fill_batches(store: &Path, size: Size) -> Result<()> {
     }
     Ok(())
 }
+
+/// What to make, and where.
+#[derive(clap::Args)]
+pub struct Options {
+    /// A folder that is not there yet.
+    folder: PathBuf,
+    /// One object per shard instead of one per record.
+    #[arg(long)]
+    batches: bool,
+}
+
+/// Makes it: the index in `base`, with its inbox in `work`.
+pub fn make(options: &Options) -> Result<()> {
+    fs::create_dir_all(&options.folder)?;
+    let rig = Rig::new(Some(&options.folder), false)?;
+    let runtime = rig.runtime()?;
+    let base = base(&rig, &runtime)?;
+    let work = options.folder.join("work");
+    linked(&base, &work)?;
+    match options.batches {
+        true => fill_batches(&work, size(&rig)),
+        false => fill_files(&work, size(&rig)),
+    }
+}

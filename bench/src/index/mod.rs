@@ -3,7 +3,7 @@
 //! 1,000,000 records in 256 shards; an inbox of 100,000 updates, half of them of records that are
 //! there (one in five of those older than what is there), half of them new.
 
-mod data;
+pub mod data;
 mod floor;
 mod lookup;
 pub mod memory;
