@@ -134,13 +134,16 @@ pub fn complete(bytes: &[u8]) -> usize {
 
 /// The fields of a row.
 pub fn fields(row: &[u8]) -> Fields<'_> {
-    Fields { rest: Some(row) }
+    Fields { row, ends: memchr::memchr_iter(UNIT, row), from: Some(0) }
 }
 
 /// An iterator over fields.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
-    rest: Option<&'a [u8]>,
+    row: &'a [u8],
+    /// One search for the whole row: fields are short, and starting one for each costs more.
+    ends: memchr::Memchr<'a>,
+    from: Option<usize>,
 }
 
 impl<'a> Iterator for Fields<'a> {
@@ -148,19 +151,16 @@ impl<'a> Iterator for Fields<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<&'a [u8]> {
-        let rest = self.rest?;
-        // Fields are short: starting a vector search for each would cost more than it saves.
-        let end = rest.iter().take(24).position(|byte| *byte == UNIT);
-        let end = end.or_else(|| match rest.len() > 24 {
-            true => memchr(UNIT, &rest[24..]).map(|at| at + 24),
-            false => None,
-        });
-        match end {
-            Some(at) => {
-                self.rest = Some(&rest[at + 1..]);
-                Some(&rest[..at])
+        let from = self.from?;
+        match self.ends.next() {
+            Some(end) => {
+                self.from = Some(end + 1);
+                Some(&self.row[from..end])
             }
-            None => self.rest.take(),
+            None => {
+                self.from = None;
+                Some(&self.row[from..])
+            }
         }
     }
 }
