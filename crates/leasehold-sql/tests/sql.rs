@@ -155,7 +155,7 @@ async fn mistakes_are_explained() {
     filled(&store).await;
     for (sql, part) in [
         ("select * from nobody", "there is no index \"nobody\""),
-        ("select nothing from sites", "no such column"),
+        ("select nobody from sites", "no such column"),
         ("selct", "syntax error"),
         ("insert into sites values (1,2,3,4,5,6)", "may not be modified"),
     ] {
