@@ -1,7 +1,7 @@
 //! SQL over the indexes of a store: shards and inbox together, the latest record of each key, typed.
 //!
 //! SQLite does the SQL; every index is a virtual table (`table`) that reads the store as the query
-//! goes along. A crate of its own, because SQLite takes a C compiler and half a minute to build, and
+//! goes along. A crate of its own, because SQLite takes a C compiler and a minute to build, and
 //! not everybody asks questions in SQL.
 //!
 //! - `WHERE key = …` reads one shard;
