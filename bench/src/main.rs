@@ -24,6 +24,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod host;
+mod index;
 mod locks;
 mod peers;
 mod queue;
@@ -51,6 +52,13 @@ enum Command {
     Locks(suite::Options),
     /// The queue, in a directory and on an S3 server.
     Queue(suite::Options),
+    /// The index in a directory.
+    Index(suite::Options),
+    /// Makes the index and an inbox of the index benchmarks, for peers to work on.
+    IndexData(index::data::Options),
+    /// Compacts, and tells how much memory that took.
+    #[command(hide = true)]
+    CompileChild(index::memory::Options),
     /// One of the processes of a benchmark of locks.
     #[command(hide = true)]
     LockPlayer(locks::player::Options),
@@ -68,6 +76,9 @@ fn main() -> anyhow::Result<()> {
         Command::Store(options) => suite::run("store", store::BENCHES, &options),
         Command::Locks(options) => suite::run("locks", locks::BENCHES, &options),
         Command::Queue(options) => suite::run("queue", queue::BENCHES, &options),
+        Command::Index(options) => suite::run("index", index::BENCHES, &options),
+        Command::IndexData(options) => index::data::make(&options),
+        Command::CompileChild(options) => index::memory::child(&options),
         Command::QueuePlayer(options) => queue::player::run(&options),
         Command::LockPlayer(options) => locks::player::run(&options),
         Command::ListingChild(options) => store::listing::child::run(&options),

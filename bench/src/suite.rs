@@ -8,7 +8,7 @@ use crate::report::Report;
 use crate::rig::Rig;
 
 /// What every suite can be asked.
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 pub struct Options {
     /// Where the benchmarks write; they clean up after themselves. By default a temporary folder
     /// in ./target, or in $TMPDIR if there is no ./target.

@@ -1,5 +1,7 @@
 //! What can be asked.
 
+pub mod index;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -105,6 +107,9 @@ pub enum Command {
     /// Share work: push tasks, and run a command for each
     #[command(subcommand)]
     Queue(queue::QueueCommand),
+    /// Keep records, find them by key, ask about them in SQL
+    #[command(subcommand)]
+    Index(index::IndexCommand),
     /// Make the store now instead of at the first write
     Init,
     /// List keys

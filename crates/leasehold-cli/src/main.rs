@@ -53,6 +53,11 @@ fn run(args: &Args) -> anyhow::Result<Ending> {
         }
         // The doctor wants to be in many places at once.
         Command::Doctor { .. } => runtime(4)?.block_on(with_store(args)),
+        // Shards are merged side by side.
+        Command::Index(_) => {
+            let cores = std::thread::available_parallelism().map_or(2, usize::from);
+            runtime(cores.clamp(2, 8))?.block_on(with_store(args))
+        }
         _ => runtime(1)?.block_on(with_store(args)),
     }
 }
@@ -90,6 +95,7 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Elect(_)
         | Command::Pad(_)
         | Command::Queue(_)
+        | Command::Index(_)
         | Command::DemoWorker(_)
         | Command::DemoQueue(_) => unreachable!("handled before"),
     };
@@ -103,6 +109,7 @@ async fn run_locked(args: &Args, store: &leasehold::Store) -> Option<anyhow::Res
         Command::Elect(elect) => commands::lock::elect(args, store, elect).await,
         Command::Pad(pad) => commands::pad::run(args, store, pad).await,
         Command::Queue(queue) => commands::queue::run(args, store, queue).await,
+        Command::Index(index) => commands::index::run(args, store, index).await,
         _ => return None,
     })
 }

@@ -11,6 +11,9 @@
 //! | [`cas`] | the words of compare-and-swap: version, condition, nonce |
 //! | [`lease`] | who may hold, until when, with which token |
 //! | [`queue`] | what becomes of a task: run, try again later, give up, clean up |
+//! | [`shard`] | which shard a key belongs to |
+//! | [`merge`] | which of two records counts |
+//! | [`compile`] | how a shard takes in its inbox |
 //! | [`settle`] | what a read says about a write whose answer was lost |
 //! | [`time`] | the store's time and its text form |
 //! | [`duration`] | spans of time as text |
@@ -19,11 +22,14 @@
 
 pub mod backoff;
 pub mod cas;
+pub mod compile;
 pub mod duration;
 pub mod format;
 pub mod key;
 pub mod layout;
 pub mod lease;
+pub mod merge;
 pub mod queue;
 pub mod settle;
+pub mod shard;
 pub mod time;

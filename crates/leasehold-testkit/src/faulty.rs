@@ -67,7 +67,12 @@ pub struct Faulty {
     ghost: Mutex<Option<Ghost>>,
     /// What the stale listing shows: it learns of a key when that is written a second time.
     seen: Mutex<BTreeMap<Key, u32>>,
+    /// Faults that begin with the next write of a key that contains this.
+    aimed: Mutex<Option<Aimed>>,
 }
+
+/// A part of a key, and the faults of writes and reads from its next write on.
+type Aimed = (String, Vec<Fault>, Vec<bool>);
 
 impl Faulty {
     /// Breaks a promise all the time.
@@ -79,6 +84,7 @@ impl Faulty {
             reads: Mutex::default(),
             ghost: Mutex::default(),
             seen: Mutex::default(),
+            aimed: Mutex::default(),
         }
     }
 
@@ -91,6 +97,7 @@ impl Faulty {
             reads: Mutex::default(),
             ghost: Mutex::default(),
             seen: Mutex::default(),
+            aimed: Mutex::default(),
         }
     }
 
@@ -99,6 +106,12 @@ impl Faulty {
     pub fn reads(self, answered: impl IntoIterator<Item = bool>) -> Self {
         *lock(&self.reads) = answered.into_iter().collect();
         self
+    }
+
+    /// From the next write of a key that contains `part` on, these faults happen to writes and deletes,
+    /// and reads are answered or not.
+    pub fn next_put_of(&self, part: &str, faults: Vec<Fault>, reads: Vec<bool>) {
+        *lock(&self.aimed) = Some((part.to_owned(), faults, reads));
     }
 
     fn fault(&self) -> Fault {
@@ -172,6 +185,11 @@ impl Backend for Faulty {
         durability: Durability,
     ) -> Result<Put> {
         *lock(&self.seen).entry(key.clone()).or_default() += 1;
+        let hit = |aimed: &mut Aimed| key.as_str().contains(&aimed.0);
+        if let Some((_, faults, reads)) = lock(&self.aimed).take_if(hit) {
+            lock(&self.writes).extend(faults);
+            lock(&self.reads).extend(reads);
+        }
         let ghost = lock(&self.ghost).take();
         if let Some((key, body, when)) = ghost {
             let _ = self.inner.put(&key, body, &when, durability).await?;

@@ -494,7 +494,7 @@ impl std::fmt::Display for NotReady {
 }
 
 /// The nearest `.servers` at or above this crate, or `$LEASEHOLD_SERVERS`.
-fn servers_folder() -> PathBuf {
+pub fn servers_folder() -> PathBuf {
     if let Some(folder) = std::env::var_os("LEASEHOLD_SERVERS") {
         return std::path::absolute(folder).expect("LEASEHOLD_SERVERS is a path");
     }

@@ -1,8 +1,9 @@
 //! Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
 //!
-//! What is here so far: [`lock`]s with fencing tokens and a [`scratchpad`] of shared files, on one
-//! [`lease`] protocol, on the ground that everything stands on: [`store`], compare-and-swap objects
-//! with one meaning on a directory, in memory, and on S3, GCS and Azure.
+//! What is here so far: [`lock`]s with fencing tokens, a work [`queue`], an [`index`] of any number of
+//! records and a [`scratchpad`] of shared files, on one [`lease`] protocol, on the ground that
+//! everything stands on: [`store`], compare-and-swap objects with one meaning on a directory, in
+//! memory, and on S3, GCS and Azure.
 //!
 //! ```
 //! use leasehold::{Key, Proof, Put, Store, When, Write};
@@ -31,6 +32,7 @@
 pub mod env;
 pub mod error;
 pub mod host;
+pub mod index;
 pub mod lease;
 pub mod lock;
 pub mod queue;

@@ -2,6 +2,7 @@
 
 pub mod demo;
 pub mod doctor;
+pub mod index;
 pub mod lock;
 pub mod meta;
 pub mod objects;

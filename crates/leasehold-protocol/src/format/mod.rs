@@ -1,6 +1,10 @@
 //! The bytes of stored records. Frozen examples of every version stand in `golden/`.
 
+pub mod datapackage;
 pub mod lease;
 pub mod queue;
 pub mod root;
+pub mod row;
+pub mod statistics;
 pub mod task;
+pub mod usv;

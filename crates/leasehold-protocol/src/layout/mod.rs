@@ -1,3 +1,4 @@
 //! Every key in the store: built and parsed here, and nowhere else.
 
+pub mod index;
 pub mod queue;

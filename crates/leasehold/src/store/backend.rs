@@ -9,6 +9,7 @@ use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
 use leasehold_protocol::time::StoreTime;
 
+use super::large::{FileBody, Source, Stamp, Whole};
 use super::meter::Meter;
 use super::types::{Delete, Durability, Get, List, Meta, Page, Put};
 use super::watch::Watch;
@@ -100,6 +101,49 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// Deletes many objects in any state, in as few requests as the store allows. On an error some
     /// may be gone and others not.
     async fn delete_many(&self, keys: &[Key]) -> Result<()>;
+
+    /// The object at `key` for reading in pieces.
+    async fn open(&self, key: &Key) -> Result<Option<Box<dyn Source>>> {
+        Ok(match self.get(key, None).await? {
+            Get::Found(object) => Some(Box::new(Whole(object))),
+            Get::Absent | Get::Unchanged => None,
+        })
+    }
+
+    /// Writes the object from a file if `when` holds.
+    async fn put_file(
+        &self,
+        key: &Key,
+        body: &FileBody,
+        when: &When,
+        durability: Durability,
+    ) -> Result<Put> {
+        self.put(key, body.read_all()?, when, durability).await
+    }
+
+    /// Deletes many objects that nobody ever replaces.
+    async fn discard(&self, keys: &[Key]) -> Result<()> {
+        self.delete_many(keys).await
+    }
+
+    /// What the file system says of this object or folder; `None` where there is none.
+    fn stamp(&self, name: &str) -> Option<Stamp> {
+        let _ = name;
+        None
+    }
+
+    /// The objects in this folder, if that can be told at once and there are at most `most`.
+    fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+        let _ = (folder, most);
+        None
+    }
+
+    /// The content of an object without its version, where finding that out costs extra. `None` if
+    /// this is no such store, or if the object is not there or too large.
+    fn slurp(&self, key: &Key) -> Option<Bytes> {
+        let _ = key;
+        None
+    }
 
     /// A listing, to be fetched page by page.
     fn list(&self, list: List) -> Box<dyn Lister>;

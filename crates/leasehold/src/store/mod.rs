@@ -20,6 +20,7 @@ pub mod cloud;
 #[cfg(unix)]
 pub mod dir;
 pub mod doctor;
+pub mod large;
 pub mod memory;
 pub mod meter;
 mod root;

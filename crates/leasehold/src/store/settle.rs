@@ -205,7 +205,7 @@ impl<'a> Attempts<'a> {
     }
 
     /// Waits before another attempt, or says that there is none left.
-    async fn pause(&mut self) -> bool {
+    pub async fn pause(&mut self) -> bool {
         if !self.left() {
             return false;
         }

@@ -187,6 +187,11 @@ impl List {
         })
     }
 
+    /// What the keys begin with.
+    pub fn prefix_text(&self) -> &str {
+        &self.prefix
+    }
+
     /// Only keys after this one. An entry point, not a cursor: some stores list out of order, so
     /// whoever wants all the keys goes on with the same listing's next page.
     #[must_use]

@@ -7,6 +7,7 @@
 
 mod answer;
 mod connect;
+mod large;
 #[cfg(feature = "s3")]
 mod rules;
 mod transport;
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use self::answer::{Answer, Condition};
 use self::transport::{Answered, Observed, Transport};
 use super::backend::{Backend, Kind, Lister, Reading};
+use super::large::{FileBody, Source};
 use super::meter::Meter;
 use super::types::{Delete, Durability, Entry, Get, List, Meta, Object, Page, Put, Unknown};
 use crate::env::Env;
@@ -92,8 +94,8 @@ impl CloudOptions {
     }
 }
 
-/// A bucket, or what is below a prefix in it.
-#[derive(Debug)]
+/// A bucket, or what is below a prefix in it. Clones share the connections.
+#[derive(Debug, Clone)]
 pub struct Cloud {
     service: Servicer,
     transport: Arc<Transport>,
@@ -462,6 +464,20 @@ impl Backend for Cloud {
                 other => read_error(other, None),
             }),
         }
+    }
+
+    async fn open(&self, key: &Key) -> Result<Option<Box<dyn Source>>> {
+        self.open_source(key).await
+    }
+
+    async fn put_file(
+        &self,
+        key: &Key,
+        body: &FileBody,
+        when: &When,
+        durability: Durability,
+    ) -> Result<Put> {
+        self.put_parts(key, body, when, durability).await
     }
 
     fn list(&self, list: List) -> Box<dyn Lister> {

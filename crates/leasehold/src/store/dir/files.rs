@@ -415,8 +415,10 @@ pub(super) fn version_of(body: &[u8], stat: &Stat) -> Version {
 }
 
 pub(super) fn stored_version(body: &[u8], file: &OwnedFd) -> Version {
-    if body.len() as u64 > HASHED
+    // A body that is not at hand is too large for a hash.
+    if (body.is_empty() || body.len() as u64 > HASHED)
         && let Ok(stat) = rustix::fs::fstat(file)
+        && stat.st_size as u64 > HASHED
     {
         return version_of(body, &stat);
     }

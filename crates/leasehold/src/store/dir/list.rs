@@ -313,3 +313,29 @@ fn open_dir(root: &OwnedFd, path: &str) -> Result<Option<Dir>> {
         Err(error) => Err(io_error("list", error)),
     }
 }
+
+/// The objects right in this folder, unless there are more than `most`, or folders in it.
+pub fn peek(shared: &Shared, folder: &str, most: usize) -> Option<Vec<Key>> {
+    let root = shared.root().ok()??;
+    // Where a folder has to be read until it holds still, that is the listing's work.
+    if shared.changes_of(root, folder).ok()?.is_some() {
+        return None;
+    }
+    shared.meter.request(Class::List, 0);
+    let Some(mut dir) = open_dir(root, &path_of(folder)).ok()? else { return Some(Vec::new()) };
+    let mut keys = Vec::new();
+    while let Some(entry) = dir.read() {
+        let entry = entry.ok()?;
+        let name = entry.file_name().to_bytes();
+        if name == b"." || name == b".." {
+            continue;
+        }
+        if keys.len() == most || entry.file_type() != FileType::RegularFile {
+            return None;
+        }
+        if let Some(Name::Segment(name)) = read_name(name) {
+            keys.push(Key::new(format!("{folder}/{name}")).ok()?);
+        }
+    }
+    Some(keys)
+}

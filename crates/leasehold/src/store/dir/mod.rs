@@ -14,6 +14,7 @@ mod fence;
 mod files;
 mod flush;
 mod journal;
+mod large;
 mod list;
 mod names;
 mod netfs;
@@ -46,6 +47,7 @@ use self::names::{PRIVATE, path_of};
 use self::stripe::{Stripe, Stripes};
 use self::temp::Temps;
 use super::backend::{Backend, Kind, Lister, Reading};
+use super::large::{FileBody, Source, Stamp};
 use super::meter::{Class, Meter};
 use super::types::{Delete, Durability, Get, List, Meta, Object, Put};
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -280,6 +282,39 @@ impl Backend for Dir {
             keys.iter().for_each(|key| work.tidy(&path_of(key.as_str()), true));
         }
         Ok(())
+    }
+
+    async fn open(&self, key: &Key) -> Result<Option<Box<dyn Source>>> {
+        self.open_source(key)
+    }
+
+    async fn put_file(
+        &self,
+        key: &Key,
+        body: &FileBody,
+        when: &When,
+        durability: Durability,
+    ) -> Result<Put> {
+        match body.len() > HASHED {
+            true => self.put_large(key, body, when, durability).await,
+            false => self.put(key, body.read_all()?, when, durability).await,
+        }
+    }
+
+    async fn discard(&self, keys: &[Key]) -> Result<()> {
+        self.discard_files(keys).await
+    }
+
+    fn stamp(&self, name: &str) -> Option<Stamp> {
+        self.stamp_of(name)
+    }
+
+    fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+        list::peek(&self.0, folder, most)
+    }
+
+    fn slurp(&self, key: &Key) -> Option<Bytes> {
+        self.slurp_file(key)
     }
 
     fn list(&self, list: List) -> Box<dyn Lister> {

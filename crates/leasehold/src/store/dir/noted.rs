@@ -66,7 +66,13 @@ impl Dir {
     /// Beside the journal: the data is flushed, then the object becomes visible, then its folders
     /// are flushed. If anybody keeps a journal, that is noted in the end: an older note must not
     /// undo it.
-    async fn put_direct(&self, key: &Key, body: Bytes, mut temp: Temp, when: &When) -> Result<Put> {
+    pub(super) async fn put_direct(
+        &self,
+        key: &Key,
+        body: Bytes,
+        mut temp: Temp,
+        when: &When,
+    ) -> Result<Put> {
         let work = self.0.work()?;
         let data = vec![Target::File(temp.file.clone())];
         work.flusher.flush(data).await.map_err(|error| error.at(key))?;

@@ -8,6 +8,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::files::write_error;
+use crate::store::large::FileBody;
 use crate::{Error, Result};
 
 /// Where temporary files stand, and how this process names its own.
@@ -45,6 +46,17 @@ impl Temps {
                 Err(error) => return Err(write_error(error)),
             }
         }
+        Ok(temp)
+    }
+
+    /// A temporary file with the content of this one.
+    pub fn copy(&self, from: &FileBody) -> Result<Temp> {
+        let (file, name) = self.create().map_err(write_error)?;
+        let temp = Temp { folder: self.folder.clone(), file: Arc::new(file), name: Some(name) };
+        let failed =
+            |error: std::io::Error| write_error(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        let mut copy = temp.file.try_clone().map(std::fs::File::from).map_err(failed)?;
+        from.copy_to(&mut copy).map_err(failed)?;
         Ok(temp)
     }
 

@@ -1,0 +1,146 @@
+//! `leasehold index query`.
+
+use std::io::{BufWriter, Write as _};
+
+use leasehold::Store;
+use leasehold_sql::{Answer, Database, Value};
+use serde_json::Map;
+
+use super::settings;
+use crate::args::Args;
+use crate::args::index::AnswerFormat;
+use crate::exit::Exit;
+use crate::render;
+
+/// Asks and prints the answer as it comes; a table for people needs all of it first.
+pub async fn query(
+    args: &Args,
+    store: &Store,
+    sql: &str,
+    format: Option<AnswerFormat>,
+) -> anyhow::Result<Exit> {
+    let usual = if args.json { AnswerFormat::Jsonl } else { AnswerFormat::Table };
+    let format = format.unwrap_or(usual);
+    let (store, sql) = (store.clone(), sql.to_owned());
+    let runtime = tokio::runtime::Handle::current();
+    // SQLite blocks; the requests go on beside it.
+    tokio::task::spawn_blocking(move || {
+        let database = Database::new(&store, runtime, settings(), 4)?;
+        match format {
+            AnswerFormat::Table => {
+                let mut table = Table::default();
+                database.query(&sql, &mut table)?;
+                table.print()?;
+            }
+            AnswerFormat::Csv => {
+                let mut csv = Csv(csv::Writer::from_writer(std::io::stdout().lock()));
+                database.query(&sql, &mut csv)?;
+                csv.0.flush()?;
+            }
+            AnswerFormat::Jsonl => {
+                let out = BufWriter::new(std::io::stdout().lock());
+                let mut lines = Lines { out, names: Vec::new() };
+                database.query(&sql, &mut lines)?;
+                lines.out.flush()?;
+            }
+        }
+        Ok(Exit::Done)
+    })
+    .await?
+}
+
+fn text(value: &Value<'_>) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::Integer(number) => number.to_string(),
+        Value::Real(number) => number.to_string(),
+        Value::Text(text) => (*text).to_owned(),
+        Value::Blob(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    names: Vec<String>,
+    rows: Vec<Vec<String>>,
+    /// Which columns hold nothing but numbers.
+    numbers: Vec<bool>,
+}
+
+impl Answer for Table {
+    type Error = anyhow::Error;
+
+    fn columns(&mut self, names: &[&str]) -> anyhow::Result<()> {
+        self.names = names.iter().map(|name| (*name).to_owned()).collect();
+        self.numbers = vec![true; names.len()];
+        Ok(())
+    }
+
+    fn row(&mut self, row: &[Value<'_>]) -> anyhow::Result<()> {
+        for (number, value) in self.numbers.iter_mut().zip(row) {
+            *number &= matches!(value, Value::Null | Value::Integer(_) | Value::Real(_));
+        }
+        // Control characters would tear the table apart.
+        let clean = |value| text(value).replace(|c: char| c.is_control(), " ");
+        self.rows.push(row.iter().map(clean).collect());
+        Ok(())
+    }
+}
+
+impl Table {
+    fn print(self) -> anyhow::Result<()> {
+        let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        let mut table = render::table(&names, &[]);
+        table.add_rows(self.rows);
+        for (at, _) in self.numbers.iter().enumerate().filter(|(_, number)| **number) {
+            if let Some(column) = table.column_mut(at) {
+                column.set_cell_alignment(comfy_table::CellAlignment::Right);
+            }
+        }
+        render::line(&table)
+    }
+}
+
+struct Csv<W: std::io::Write>(csv::Writer<W>);
+
+impl<W: std::io::Write> Answer for Csv<W> {
+    type Error = anyhow::Error;
+
+    fn columns(&mut self, names: &[&str]) -> anyhow::Result<()> {
+        Ok(self.0.write_record(names)?)
+    }
+
+    fn row(&mut self, row: &[Value<'_>]) -> anyhow::Result<()> {
+        Ok(self.0.write_record(row.iter().map(text))?)
+    }
+}
+
+struct Lines<W: std::io::Write> {
+    out: W,
+    names: Vec<String>,
+}
+
+impl<W: std::io::Write> Answer for Lines<W> {
+    type Error = anyhow::Error;
+
+    fn columns(&mut self, names: &[&str]) -> anyhow::Result<()> {
+        self.names = names.iter().map(|name| (*name).to_owned()).collect();
+        Ok(())
+    }
+
+    fn row(&mut self, row: &[Value<'_>]) -> anyhow::Result<()> {
+        let mut record = Map::new();
+        for (name, value) in self.names.iter().zip(row) {
+            let value = match value {
+                Value::Null => serde_json::Value::Null,
+                Value::Integer(number) => (*number).into(),
+                Value::Real(number) => (*number).into(),
+                Value::Text(text) => (*text).into(),
+                Value::Blob(bytes) => String::from_utf8_lossy(bytes).into(),
+            };
+            record.insert(name.clone(), value);
+        }
+        serde_json::to_writer(&mut self.out, &record)?;
+        Ok(self.out.write_all(b"\n")?)
+    }
+}

@@ -1,0 +1,267 @@
+//! Records in and out.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, BufWriter, IsTerminal as _, Read, Write as _};
+use std::path::Path;
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use leasehold::Error;
+use leasehold::index::{Batch, Index, NewIndex, Width};
+use leasehold::protocol::format::usv;
+use serde_json::{Map, Value, json};
+
+use super::invalid;
+use crate::args::Args;
+use crate::args::index::{Copy, Format, Import};
+use crate::exit::Exit;
+use crate::render;
+
+/// How much is written at a time: one object per shard.
+const BATCH_BYTES: usize = 16 << 20;
+
+/// A bar if somebody is watching: of bytes where it is known how many there are.
+fn progress(args: &Args, length: Option<u64>) -> ProgressBar {
+    let bar = match length {
+        Some(length) => ProgressBar::new(length),
+        None => ProgressBar::no_length(),
+    };
+    let template = match length {
+        Some(_) => "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {msg}",
+        None => "{spinner} {bytes} {bytes_per_sec} {msg}",
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    if args.quiet || args.json || !std::io::stderr().is_terminal() {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    bar
+}
+
+fn format_of(file: &Path) -> Format {
+    match file.extension().and_then(|extension| extension.to_str()) {
+        Some("csv") => Format::Csv,
+        Some("tsv" | "tab") => Format::Tsv,
+        Some("usv") => Format::Usv,
+        _ => Format::Jsonl,
+    }
+}
+
+/// Collects records and writes them by the batch.
+struct Importer<'a> {
+    batch: Batch,
+    bar: &'a ProgressBar,
+    skip_bad: bool,
+    written: u64,
+    bad: u64,
+    line: u64,
+}
+
+impl Importer<'_> {
+    async fn add(
+        &mut self,
+        put: impl FnOnce(&mut Batch) -> Result<(), Error>,
+    ) -> anyhow::Result<()> {
+        self.line += 1;
+        match put(&mut self.batch) {
+            Ok(()) => self.written += 1,
+            Err(error) if self.skip_bad => {
+                self.bad += 1;
+                tracing::warn!(record = self.line, %error, "left out");
+            }
+            Err(error) => {
+                let (line, before) = (self.line, self.written - self.batch.len() as u64);
+                let message =
+                    format!("record {line}: {error} ({before} records before it are written)");
+                return Err(invalid(message).into());
+            }
+        }
+        if self.batch.bytes() >= BATCH_BYTES {
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> anyhow::Result<()> {
+        self.batch.flush().await?;
+        self.bar.set_message(format!("{} records", self.written));
+        Ok(())
+    }
+}
+
+/// `leasehold index import`.
+pub async fn import(args: &Args, index: &Index, import: &Import) -> anyhow::Result<Exit> {
+    let stdin = import.file == Path::new("-");
+    let format = import.format.unwrap_or_else(|| format_of(&import.file));
+    let (source, length): (Box<dyn Read>, Option<u64>) = match stdin {
+        true => (Box::new(std::io::stdin()), None),
+        false => {
+            let cannot = || format!("cannot read {}", import.file.display());
+            let file = File::open(&import.file).with_context(cannot)?;
+            let length = file.metadata().with_context(cannot)?.len();
+            (Box::new(file), Some(length))
+        }
+    };
+    let bar = progress(args, length);
+    let source = bar.wrap_read(source);
+    let batch = index.batch().await?;
+    let (skip_bad, line) = (import.skip_bad, 0);
+    let mut importer = Importer { batch, bar: &bar, skip_bad, written: 0, bad: 0, line };
+    match format {
+        Format::Csv => from_csv(index, source, b',', &mut importer).await?,
+        Format::Tsv => from_csv(index, source, b'\t', &mut importer).await?,
+        Format::Jsonl => from_lines(source, &mut importer).await?,
+        Format::Usv => from_usv(source, &mut importer).await?,
+    }
+    importer.flush().await?;
+    let (written, bad) = (importer.written, importer.bad);
+    bar.finish_and_clear();
+    match args.json {
+        true => render::json(&json!({ "written": written, "left_out": bad }))?,
+        false if args.quiet => {}
+        false if bad > 0 => {
+            render::line(format_args!("{written} records written, {bad} left out"))?
+        }
+        false => render::line(format_args!("{written} records written"))?,
+    }
+    Ok(if bad > 0 { Exit::Failed } else { Exit::Done })
+}
+
+async fn from_csv(
+    index: &Index,
+    source: impl Read,
+    delimiter: u8,
+    importer: &mut Importer<'_>,
+) -> anyhow::Result<()> {
+    let mut reader =
+        csv::ReaderBuilder::new().delimiter(delimiter).flexible(false).from_reader(source);
+    let schema = index.schema();
+    // Which of our fields each column is.
+    let mut places = Vec::new();
+    for name in reader.headers().context("cannot read the header")? {
+        let place = schema.position(name.trim_start_matches('\u{feff}')).ok_or_else(|| {
+            let names: Vec<&str> =
+                schema.fields().iter().map(|field| field.name.as_str()).collect();
+            invalid(format!("the header has {name:?}, the index has {}", names.join(", ")))
+        })?;
+        places.push(place);
+    }
+    let mut record = csv::StringRecord::new();
+    while reader.read_record(&mut record).map_err(|error| invalid(error.to_string()))? {
+        let mut values = vec![""; schema.fields().len()];
+        for (place, value) in places.iter().zip(&record) {
+            values[*place] = value;
+        }
+        importer.add(|batch| batch.put_texts(values.iter().copied())).await?;
+    }
+    Ok(())
+}
+
+async fn from_lines(source: impl Read, importer: &mut Importer<'_>) -> anyhow::Result<()> {
+    for line in BufReader::with_capacity(1 << 20, source).lines() {
+        let line = line.context("cannot read")?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let put = |batch: &mut Batch| {
+            let record: Map<String, Value> = serde_json::from_str(&line)
+                .map_err(|error| invalid(format!("not a JSON object: {error}")))?;
+            batch.put_json(&record)
+        };
+        importer.add(put).await?;
+    }
+    Ok(())
+}
+
+async fn from_usv(mut source: impl Read, importer: &mut Importer<'_>) -> anyhow::Result<()> {
+    let mut buffer = Vec::new();
+    loop {
+        let start = buffer.len();
+        buffer.resize(start + (1 << 20), 0);
+        let read = source.read(&mut buffer[start..]).context("cannot read")?;
+        buffer.truncate(start + read);
+        let whole = if read == 0 { buffer.len() } else { usv::complete(&buffer) };
+        for row in usv::rows(&buffer[..whole]) {
+            importer.add(|batch| batch.put_row(row)).await?;
+        }
+        buffer.drain(..whole);
+        if read == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// `leasehold index export`.
+pub async fn export(index: &Index, format: Format) -> anyhow::Result<Exit> {
+    let mut scan = index.scan(2).await?;
+    let schema = scan.schema().clone();
+    let mut out = BufWriter::with_capacity(1 << 20, std::io::stdout().lock());
+    let names = schema.fields().iter().enumerate().filter(|(at, _)| *at != schema.deleted());
+    let names: Vec<&str> = names.map(|(_, field)| field.name.as_str()).collect();
+    let delimiter = if format == Format::Tsv { b'\t' } else { b',' };
+    let mut table = csv::WriterBuilder::new().delimiter(delimiter).from_writer(Vec::new());
+    if matches!(format, Format::Csv | Format::Tsv) {
+        table.write_record(&names)?;
+    }
+    while let Some(chunk) = scan.next().await? {
+        for row in chunk.records(&schema) {
+            match format {
+                Format::Usv => {
+                    out.write_all(row)?;
+                    out.write_all(&[usv::END])?;
+                }
+                Format::Jsonl => {
+                    serde_json::to_writer(&mut out, &schema.read_json(row))?;
+                    out.write_all(b"\n")?;
+                }
+                Format::Csv | Format::Tsv => {
+                    let mut fields = usv::fields(row);
+                    for at in 0..schema.fields().len() {
+                        let text = String::from_utf8_lossy(fields.next().unwrap_or_default());
+                        if at != schema.deleted() {
+                            table.write_field(&*usv::unescape(&text))?;
+                        }
+                    }
+                    table.write_record(None::<&[u8]>)?;
+                }
+            }
+        }
+        table.flush()?;
+        out.write_all(table.get_ref())?;
+        table = csv::WriterBuilder::new().delimiter(delimiter).from_writer(Vec::new());
+    }
+    table.flush()?;
+    out.write_all(table.get_ref())?;
+    out.flush()?;
+    Ok(Exit::Done)
+}
+
+/// `leasehold index copy`.
+pub async fn copy(args: &Args, index: &Index, copy: &Copy) -> anyhow::Result<Exit> {
+    let to = match &copy.to_store {
+        Some(url) => {
+            let mut connect = crate::config::connect(args)?;
+            connect.url = url.parse()?;
+            connect.open()?
+        }
+        None => index.store().clone(),
+    };
+    let package = index.package();
+    let width = match copy.width {
+        Some(width) => Width::new(width).ok_or_else(|| invalid("--width is 1 to 4"))?,
+        None => package.width,
+    };
+    let new = NewIndex { schema: package.schema.clone(), width, flat_inbox: package.flat_inbox };
+    let mut copied = 0;
+    index.copy_to(&to, &copy.to, new, |done| copied = done).await?;
+    match args.json {
+        true => render::json(&json!({ "copied": copied }))?,
+        false if args.quiet => {}
+        false => render::line(format_args!(
+            "{copied} records copied into the inbox of {}: compact it next",
+            copy.to
+        ))?,
+    }
+    Ok(Exit::Done)
+}

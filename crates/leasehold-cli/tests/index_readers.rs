@@ -1,0 +1,175 @@
+//! DuckDB and Frictionless, the real programs, read an index's files as they are, and say the same as
+//! we do.
+
+#![allow(clippy::unwrap_used)] // in a test, a failure is a panic
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use leasehold_testkit::servers::servers_folder;
+use serde_json::{Value, json};
+
+const BIN: &str = env!("CARGO_BIN_EXE_leasehold");
+
+fn leasehold(folder: &Path, arguments: &[&str], input: &str) -> String {
+    use std::io::Write as _;
+    let mut child = Command::new(BIN)
+        .args(arguments)
+        .current_dir(folder)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let done = child.wait_with_output().unwrap();
+    assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).unwrap()
+}
+
+fn python(folder: &Path, script: &str) -> String {
+    let python = servers_folder().join("readers/bin/python3");
+    assert!(
+        python.exists(),
+        "not installed: run scripts/test.sh (looked for {})",
+        python.display()
+    );
+    let done = Command::new(python).args(["-c", script]).current_dir(folder).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).unwrap()
+}
+
+/// Values that tear tables apart. No NUL: DuckDB's texts hold none.
+const VALUES: [&str; 14] = [
+    "plain",
+    "a, b, \"c\"",
+    "\"",
+    "\"unbalanced",
+    "'single'",
+    "line\nbreak",
+    "carriage\rreturn\r\n",
+    "tab\tand \u{1f} \u{1e} \u{1d} \u{1c}",
+    "\u{1b}[31mred\u{1b}J",
+    "Zürich, Åre, Łódź",
+    "日本語 한국어 עברית العربية",
+    "👩‍👩‍👧 🏳️‍🌈",
+    " spaces ",
+    "\\N null NULL",
+];
+
+fn prepared(folder: &Path) -> Vec<Value> {
+    let fields = ["domain:domain", "name", "n:integer", "share:number", "ok:boolean", "day:date"];
+    let mut create = vec!["index", "create", "sites"];
+    fields.iter().for_each(|field| create.extend(["-f", field]));
+    leasehold(folder, &create, "");
+    let mut records = Vec::new();
+    let mut input = String::new();
+    for n in 0..500_usize {
+        let value = VALUES[n % VALUES.len()];
+        let record = json!({
+            "domain": format!("site{n}.example"),
+            "name": if n % 17 == 3 { Value::Null } else { value.into() },
+            "n": if n % 11 == 5 { Value::Null } else { (n as i64 - 250).into() },
+            "share": n as f64 / 8.0,
+            "ok": n % 2 == 0,
+            "day": format!("2026-01-{:02}", n % 28 + 1),
+        });
+        input.push_str(&record.to_string());
+        input.push('\n');
+        records.push(record);
+    }
+    leasehold(folder, &["index", "import", "sites"], &input);
+    leasehold(folder, &["index", "compact", "sites"], "");
+    records
+}
+
+#[test]
+fn duckdb_reads_what_we_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    prepared(folder);
+    // Some of it pending, some of it deleted, some of it replaced.
+    leasehold(folder, &["index", "put", "sites", "domain=site3.example", "name=later", "n=9"], "");
+    leasehold(folder, &["index", "delete", "sites", "site4.example"], "");
+    leasehold(folder, &["index", "put", "sites", "domain=new.example"], "");
+    let view = leasehold(folder, &["index", "duckdb", "sites"], "");
+    std::fs::write(folder.join("view.sql"), view).unwrap();
+    let columns = "domain, name, n, share, ok, strftime(updated_at, '%Y-%m-%dT%H:%M:%S.%f') t";
+    let theirs = python(
+        folder,
+        &format!(
+            "import duckdb, json\n\
+             c = duckdb.connect(); c.execute(open('view.sql').read())\n\
+             for row in c.execute(\"select {columns} from sites order by domain\").fetchall():\n    \
+                 print(json.dumps(row))"
+        ),
+    );
+    let theirs: Vec<Value> =
+        theirs.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let sql = "select domain, name, n, share, ok, updated_at from sites order by domain";
+    let ours = leasehold(folder, &["index", "query", sql, "--format", "jsonl"], "");
+    let ours: Vec<Value> = ours.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(ours.len(), 500);
+    assert_eq!(theirs.len(), ours.len());
+    for (theirs, ours) in theirs.iter().zip(&ours) {
+        assert_eq!(theirs[0], ours["domain"]);
+        assert_eq!(theirs[1], ours["name"], "{ours}");
+        assert_eq!(theirs[2], ours["n"]);
+        assert_eq!(theirs[3], ours["share"]);
+        // SQLite's booleans are numbers.
+        let ok = ours["ok"].as_i64().map(|ok| ok == 1);
+        assert_eq!(theirs[4].as_bool(), ok, "{ours}");
+        assert_eq!(
+            theirs[5].as_str().unwrap(),
+            ours["updated_at"].as_str().unwrap().trim_end_matches('Z')
+        );
+    }
+    let name =
+        |domain: &str| ours.iter().find(|row| row["domain"] == domain).map(|row| &row["name"]);
+    assert_eq!(name("site3.example"), Some(&json!("later")));
+    assert_eq!(name("site4.example"), None);
+    // An aggregate, typed.
+    let sql = "select count(*), sum(n), min(day), max(share) from sites where n > 0";
+    let ours = leasehold(folder, &["index", "query", sql, "--format", "csv"], "");
+    let theirs = python(
+        folder,
+        &format!(
+            "import duckdb\nc = duckdb.connect(); c.execute(open('view.sql').read())\n\
+             print(*c.execute(\"{sql}\").fetchone(), sep=',')"
+        ),
+    );
+    assert_eq!(ours.lines().nth(1), theirs.lines().next());
+}
+
+#[test]
+fn frictionless_finds_nothing_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let records = prepared(folder);
+    leasehold(folder, &["index", "delete", "sites", "site4.example"], "");
+    leasehold(folder, &["index", "compact", "sites"], "");
+    let package = folder.join(".leasehold/indexes/sites/datapackage.json");
+    let script = format!(
+        "import json, frictionless\n\
+         p = frictionless.Package({path:?})\n\
+         r = p.validate(); print(json.dumps(r.valid))\n\
+         print(json.dumps([t.errors[0].message for t in r.tasks if t.errors]))\n\
+         rows = p.get_resource('shards').read_rows()\n\
+         print(json.dumps([[r['domain'], r['n'], r['ok'], type(r['updated_at']).__name__] for r in rows]))",
+        path = package.display().to_string()
+    );
+    let said = python(folder, &script);
+    let mut said = said.lines();
+    assert_eq!(said.next(), Some("true"), "{:?}", said.next());
+    let rows: Vec<(String, Option<i64>, Option<bool>, String)> =
+        serde_json::from_str(said.nth(1).unwrap()).unwrap();
+    assert_eq!(rows.len(), records.len());
+    for (domain, n, ok, time) in rows {
+        assert_eq!(time, "datetime");
+        let record = records.iter().find(|record| record["domain"] == domain.as_str()).unwrap();
+        if domain != "site4.example" {
+            assert_eq!((json!(n), json!(ok)), (record["n"].clone(), record["ok"].clone()));
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! Compiling a shard: plan → merge → publish → sweep, as data.
+//!
+//! ```text
+//!   shard version ──▶ inbox ──▶ merge ──▶ publish ──▶ sweep
+//!   (a proven 404     (listed     │         PUT if the     deletes what was merged,
+//!    is empty, any     and read    │         version is     and nothing else
+//!    other failure     after the   │         still that
+//!    aborts)           version)    └ nothing changed: nothing is written
+//! ```
+//!
+//! - **Version first, then inbox.** A compiler that read the inbox first and stalled could bring back
+//!   a record that was merged, deleted and purged meanwhile (FIELD.md row 29). With the version
+//!   first, its write is refused.
+//! - **Refused, contended or unknown: nothing is deleted** (rows 9, 10, 20). The next compiler does it
+//!   again, and gets the same bytes.
+//! - **Purging** forgets a deletion only if this compaction saw no record of its key: one that was
+//!   still in the inbox, swept only after the shard is published, could come back from there.
+//!
+//! The lease only saves work that would be done twice. The condition keeps the data.
+
+use std::sync::Arc;
+
+use crate::cas::{Version, When};
+use crate::format::datapackage::Schema;
+use crate::format::statistics::Counts;
+use crate::format::usv;
+use crate::merge::{Claim, Digest};
+
+#[cfg(test)]
+mod tests;
+
+/// How rows of the shard are treated that no record touches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// They are known to be canonical, from statistics about this very version: copied.
+    Copy,
+    /// Each is read, checked and written in its one spelling.
+    Rewrite,
+}
+
+/// The records of the inbox: canonical rows, sorted by key, one per key.
+pub trait Incoming {
+    /// What can go wrong when more of them are read.
+    type Error;
+    /// The next one.
+    fn head(&self) -> Option<&[u8]>;
+    /// Goes on to the one after.
+    fn pop(&mut self) -> Result<(), Self::Error>;
+}
+
+/// Why merging stopped.
+#[derive(Debug, PartialEq, Eq)]
+pub enum MergeError<E> {
+    /// The shard is not sorted: it has to be sorted first.
+    Disorder,
+    /// The records could not be read.
+    Incoming(E),
+}
+
+/// A row of the shard that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bad {
+    /// As it stands there.
+    pub row: Vec<u8>,
+    /// Why not.
+    pub reason: String,
+}
+
+/// Merges a shard, as it comes in chunks, with the records of the inbox.
+#[derive(Debug)]
+pub struct Merger {
+    schema: Arc<Schema>,
+    mode: Mode,
+    purge_before: Option<i64>,
+    last_key: Vec<u8>,
+    canonical: Vec<u8>,
+    tally: Tally,
+    bad: Vec<Bad>,
+}
+
+/// What merging did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// By row and record. `inbox`, and `older` and `quarantined` of the inbox, are added by whoever
+    /// read it.
+    pub counts: Counts,
+    /// The sum of the hashes of all rows of the shard, where each was read.
+    pub before: Option<Digest>,
+    /// Of the rows that were written.
+    pub written: Digest,
+    /// Of the rows that were taken out.
+    pub removed: Digest,
+    /// Deletions in the shard before, where each row was read.
+    pub deletions_before: u64,
+    /// Deletions written less deletions taken out.
+    pub deletions: i64,
+    /// Rows that were written in another spelling.
+    pub respelled: u64,
+}
+
+impl Tally {
+    /// Whether the shard is another one now.
+    pub fn changed(&self) -> bool {
+        let Counts { inserted, replaced, purged, .. } = self.counts;
+        inserted + replaced + purged + self.respelled > 0
+    }
+}
+
+impl Merger {
+    /// For a shard of this schema. Deletions from before `purge_before` are forgotten, which takes
+    /// reading every row.
+    pub fn new(schema: Arc<Schema>, mode: Mode, purge_before: Option<i64>) -> Self {
+        let mode = if purge_before.is_some() { Mode::Rewrite } else { mode };
+        let before = (mode == Mode::Rewrite).then(Digest::default);
+        Self {
+            schema,
+            mode,
+            purge_before,
+            last_key: Vec::new(),
+            canonical: Vec::new(),
+            tally: Tally { before, ..Tally::default() },
+            bad: Vec::new(),
+        }
+    }
+
+    /// What was done so far.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// The rows that could not be read since this was last asked.
+    pub fn take_bad(&mut self) -> Vec<Bad> {
+        std::mem::take(&mut self.bad)
+    }
+
+    /// Merges these complete rows of the shard and the records up to them into `out`, until that has
+    /// `enough` bytes. Returns how many bytes of `rows` are done with.
+    pub fn merge<I: Incoming>(
+        &mut self,
+        rows: &[u8],
+        inbox: &mut I,
+        out: &mut Vec<u8>,
+        enough: usize,
+    ) -> Result<usize, MergeError<I::Error>> {
+        match self.mode {
+            Mode::Copy => self.copy(rows, inbox, out, enough),
+            Mode::Rewrite => self.rewrite(rows, inbox, out, enough),
+        }
+    }
+
+    fn copy<I: Incoming>(
+        &mut self,
+        rows: &[u8],
+        inbox: &mut I,
+        out: &mut Vec<u8>,
+        enough: usize,
+    ) -> Result<usize, MergeError<I::Error>> {
+        let last_key = std::mem::take(&mut self.last_key);
+        let mut last: &[u8] = &last_key;
+        // Rows from `kept` to the current one stay as they are, and are copied together.
+        let (mut at, mut kept) = (0, 0);
+        while at < rows.len() && out.len() + (at - kept) < enough {
+            let rest = &rows[at..];
+            let end = memchr::memchr(usv::END, rest).unwrap_or(rest.len());
+            let row = &rest[..end];
+            let key = usv::first_field(row);
+            if key <= last {
+                return Err(MergeError::Disorder);
+            }
+            last = key;
+            self.tally.counts.rows_before += 1;
+            let next = inbox.head().map(|head| usv::first_field(head).cmp(key));
+            if next.is_some_and(|order| order.is_le()) {
+                out.extend_from_slice(&rows[kept..at]);
+                kept = at;
+                if self.insert_up_to(key, inbox, out)? {
+                    self.settle(row, inbox, out)?;
+                    at = (at + end + 1).min(rows.len());
+                    kept = at;
+                    continue;
+                }
+            }
+            self.tally.counts.rows_after += 1;
+            at = (at + end + 1).min(rows.len());
+        }
+        out.extend_from_slice(&rows[kept..at]);
+        if kept < at && !out.ends_with(&[usv::END]) {
+            out.push(usv::END);
+        }
+        self.last_key = last.to_vec();
+        Ok(at)
+    }
+
+    fn rewrite<I: Incoming>(
+        &mut self,
+        rows: &[u8],
+        inbox: &mut I,
+        out: &mut Vec<u8>,
+        enough: usize,
+    ) -> Result<usize, MergeError<I::Error>> {
+        let mut canonical = std::mem::take(&mut self.canonical);
+        let mut at = 0;
+        while at < rows.len() && out.len() < enough {
+            let rest = &rows[at..];
+            let end = memchr::memchr2(usv::END, usv::RECORD, rest).unwrap_or(rest.len());
+            let row = rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]);
+            at = (at + end + 1).min(rows.len());
+            canonical.clear();
+            if row.is_empty() {
+                continue;
+            }
+            let Some(key_len) = self.read(row, &mut canonical) else { continue };
+            // The order is that of the one spelling.
+            let key = &canonical[..key_len];
+            if key <= &self.last_key[..] {
+                return Err(MergeError::Disorder);
+            }
+            self.last_key.clear();
+            self.last_key.extend_from_slice(key);
+            if self.insert_up_to(key, inbox, out)? {
+                self.settle(&canonical, inbox, out)?;
+            } else if !self.purge(&canonical) {
+                out.extend_from_slice(&canonical);
+                out.push(usv::END);
+                self.tally.counts.rows_after += 1;
+            }
+        }
+        self.canonical = canonical;
+        Ok(at)
+    }
+
+    /// Appends the records behind the shard's last row, until `out` has `enough` bytes. Returns
+    /// whether there are no more.
+    pub fn finish<I: Incoming>(
+        &mut self,
+        inbox: &mut I,
+        out: &mut Vec<u8>,
+        enough: usize,
+    ) -> Result<bool, MergeError<I::Error>> {
+        while let Some(head) = inbox.head() {
+            if out.len() >= enough {
+                return Ok(false);
+            }
+            self.tally.inserted(&self.schema, head, out);
+            inbox.pop().map_err(MergeError::Incoming)?;
+        }
+        Ok(true)
+    }
+
+    /// The canonical form of a row of the shard and the length of its key.
+    fn read(&mut self, row: &[u8], canonical: &mut Vec<u8>) -> Option<usize> {
+        let tally = &mut self.tally;
+        tally.counts.rows_before += 1;
+        let digest = Digest::of(row);
+        tally.before = tally.before.map(|before| before.plus(digest));
+        match self.schema.canonical(row, canonical) {
+            Ok(parsed) => {
+                tally.deletions_before += u64::from(parsed.deleted);
+                if row != canonical.as_slice() {
+                    tally.respelled += 1;
+                    tally.removed = tally.removed.plus(digest);
+                    tally.written = tally.written.plus(Digest::of(canonical));
+                }
+                Some(parsed.key_len)
+            }
+            Err(error) => {
+                tally.counts.quarantined += 1;
+                tally.respelled += 1;
+                tally.removed = tally.removed.plus(digest);
+                self.bad.push(Bad { row: row.to_vec(), reason: error.to_string() });
+                None
+            }
+        }
+    }
+
+    /// Appends the records before `key`, and says whether the next one is of this very key.
+    fn insert_up_to<I: Incoming>(
+        &mut self,
+        key: &[u8],
+        inbox: &mut I,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, MergeError<I::Error>> {
+        while let Some(head) = inbox.head() {
+            match usv::first_field(head).cmp(key) {
+                std::cmp::Ordering::Less => self.tally.inserted(&self.schema, head, out),
+                std::cmp::Ordering::Equal => return Ok(true),
+                std::cmp::Ordering::Greater => return Ok(false),
+            }
+            inbox.pop().map_err(MergeError::Incoming)?;
+        }
+        Ok(false)
+    }
+
+    /// Appends the row or the record of the same key at the inbox's head, whichever counts.
+    fn settle<I: Incoming>(
+        &mut self,
+        row: &[u8],
+        inbox: &mut I,
+        out: &mut Vec<u8>,
+    ) -> Result<(), MergeError<I::Error>> {
+        let head = inbox.head().unwrap_or_default();
+        let new = self.schema.claim(head);
+        let old = self.schema.claim(row);
+        let wins = match (&new, &old) {
+            (Some(new), Some(old)) => new.against(old).is_gt(),
+            // A row of which nobody knows when it was written gives way.
+            (_, None) => true,
+            (None, Some(_)) => false,
+        };
+        let tally = &mut self.tally;
+        tally.counts.rows_after += 1;
+        if wins {
+            tally.counts.replaced += 1;
+            tally.written = tally.written.plus(Digest::of(head));
+            tally.removed = tally.removed.plus(Digest::of(row));
+            tally.deletions += i64::from(is_deletion(&new)) - i64::from(is_deletion(&old));
+            out.extend_from_slice(head);
+        } else {
+            tally.counts.older += 1;
+            out.extend_from_slice(row);
+        }
+        out.push(usv::END);
+        inbox.pop().map_err(MergeError::Incoming)
+    }
+
+    /// Whether this row is a deletion that may be forgotten, and is.
+    fn purge(&mut self, row: &[u8]) -> bool {
+        let Some(before) = self.purge_before else { return false };
+        let claim = self.schema.claim(row);
+        let Some(claim) = claim.filter(|claim| claim.deleted && claim.updated_at < before) else {
+            return false;
+        };
+        self.tally.counts.purged += 1;
+        self.tally.removed = self.tally.removed.plus(Digest::of(claim.row));
+        self.tally.deletions -= 1;
+        true
+    }
+}
+
+fn is_deletion(claim: &Option<Claim<'_>>) -> bool {
+    claim.is_some_and(|claim| claim.deleted)
+}
+
+impl Tally {
+    fn inserted(&mut self, schema: &Schema, row: &[u8], out: &mut Vec<u8>) {
+        self.counts.inserted += 1;
+        self.counts.rows_after += 1;
+        self.written = self.written.plus(Digest::of(row));
+        self.deletions += i64::from(is_deletion(&schema.claim(row)));
+        out.extend_from_slice(row);
+        out.push(usv::END);
+    }
+}
+
+/// What to write, once everything is merged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Publish {
+    /// Nothing: the shard already says it all.
+    Nothing,
+    /// The new shard, under this condition.
+    Write(When),
+}
+
+/// What to write. `seen` is the version that was read before the inbox, `None` if it was proven that
+/// there is no shard: two first compilers must not both win (FIELD.md row 9).
+pub fn publish(tally: &Tally, seen: Option<&Version>) -> Publish {
+    match (tally.changed(), seen) {
+        (false, _) => Publish::Nothing,
+        (true, Some(version)) => Publish::Write(When::Matches(version.clone())),
+        (true, None) => Publish::Write(When::Absent),
+    }
+}
+
+/// What became of the publication.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Published {
+    /// There was nothing to write.
+    Nothing,
+    /// It is there.
+    Stored,
+    /// Another compiler was first.
+    Refused,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// Whether what was merged may be deleted from the inbox: only if it certainly is in the shard.
+pub fn may_sweep(published: Published) -> bool {
+    match published {
+        Published::Nothing | Published::Stored => true,
+        Published::Refused | Published::Unknown => false,
+    }
+}
+
+/// When a shard with this much in its inbox is worth rewriting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Trigger {
+    /// From this many objects on.
+    pub count: Option<u64>,
+    /// From this many bytes on.
+    pub bytes: Option<u64>,
+    /// When the oldest object has waited this long.
+    pub age: Option<std::time::Duration>,
+}
+
+impl Trigger {
+    /// Whether nothing is asked for: then any object will do.
+    pub fn is_always(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether it is worth it. Any one of what is asked for suffices.
+    pub fn fires(&self, count: u64, bytes: u64, age: std::time::Duration) -> bool {
+        count > 0
+            && (self.is_always()
+                || self.count.is_some_and(|least| count >= least)
+                || self.bytes.is_some_and(|least| bytes >= least)
+                || self.age.is_some_and(|least| age >= least))
+    }
+}

@@ -1,0 +1,133 @@
+//! SQL over the indexes of a store: shards and inbox together, the latest record of each key, typed.
+//!
+//! SQLite does the SQL; every index is a virtual table (`table`) that reads the store as the query
+//! goes along. A crate of its own, because SQLite takes a C compiler and a minute to build, and
+//! not everybody asks questions in SQL.
+//!
+//! - `WHERE key = …` reads one shard;
+//! - comparisons of numbers, and of texts for equality, are made before SQLite sees the row;
+//! - only the fields that a query mentions are looked at.
+//!
+//! For heavy analysis, DuckDB reads the same files: [`Index::duckdb_view`].
+
+mod table;
+
+use leasehold::index::{Index, IndexSettings};
+use leasehold::{Error, ErrorKind, Result, Store};
+use rusqlite::Connection;
+use rusqlite::types::ValueRef;
+use tokio::runtime::Handle;
+
+/// A value of an answer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Value<'a> {
+    /// Nothing.
+    Null,
+    /// A whole number.
+    Integer(i64),
+    /// Another number.
+    Real(f64),
+    /// Text.
+    Text(&'a str),
+    /// Bytes, which only functions of SQLite make.
+    Blob(&'a [u8]),
+}
+
+/// Who takes an answer. Either may end the query with an error of its own.
+pub trait Answer {
+    /// What can go wrong with it.
+    type Error: From<Error>;
+    /// The names of the columns, once, before the rows.
+    fn columns(&mut self, names: &[&str]) -> Result<(), Self::Error>;
+    /// A row.
+    fn row(&mut self, values: &[Value<'_>]) -> Result<(), Self::Error>;
+}
+
+/// The indexes of a store as a database.
+#[derive(Debug)]
+pub struct Database {
+    connection: Connection,
+    store: Store,
+    runtime: Handle,
+    settings: IndexSettings,
+    parallel: usize,
+}
+
+impl Database {
+    /// Of this store. Requests are made on `runtime`; the database itself is used from a thread that
+    /// may block, outside of it. `parallel` shards are read at a time.
+    pub fn new(
+        store: &Store,
+        runtime: Handle,
+        settings: IndexSettings,
+        parallel: usize,
+    ) -> Result<Self> {
+        let connection = Connection::open_in_memory().map_err(failed)?;
+        Ok(Self { connection, store: store.clone(), runtime, settings, parallel })
+    }
+
+    /// Makes an index known under its name. [`Database::query`] does so for whatever a query names.
+    pub fn add(&self, index: &Index) -> Result<()> {
+        table::register(&self.connection, index, &self.runtime, self.parallel).map_err(failed)
+    }
+
+    /// Runs a query and hands the answer over as it comes.
+    pub fn query<A: Answer>(&self, sql: &str, answer: &mut A) -> Result<(), A::Error> {
+        let mut statement = self.prepare(sql)?;
+        let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
+        answer.columns(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let mut rows = statement.query([]).map_err(failed)?;
+        while let Some(found) = rows.next().map_err(failed)? {
+            let mut values = Vec::with_capacity(names.len());
+            for at in 0..names.len() {
+                values.push(match found.get_ref(at).map_err(failed)? {
+                    ValueRef::Null => Value::Null,
+                    ValueRef::Integer(value) => Value::Integer(value),
+                    ValueRef::Real(value) => Value::Real(value),
+                    ValueRef::Text(text) => match std::str::from_utf8(text) {
+                        Ok(text) => Value::Text(text),
+                        Err(_) => Value::Blob(text),
+                    },
+                    ValueRef::Blob(bytes) => Value::Blob(bytes),
+                });
+            }
+            answer.row(&values)?;
+        }
+        Ok(())
+    }
+
+    /// Prepares a query, opening the indexes that it names one by one as SQLite asks for them.
+    fn prepare(&self, sql: &str) -> Result<rusqlite::Statement<'_>> {
+        let mut opened: Vec<String> = Vec::new();
+        loop {
+            let error = match self.connection.prepare(sql) {
+                Ok(statement) => return Ok(statement),
+                Err(error) => error,
+            };
+            let text = error.to_string();
+            let Some(name) = missing_table(&text).filter(|name| !opened.contains(name)) else {
+                return Err(failed(error));
+            };
+            let index = self.runtime.block_on(Index::open(&self.store, &name))?;
+            self.add(&index.with_settings(self.settings.clone()))?;
+            opened.push(name);
+        }
+    }
+}
+
+/// The table in "no such table: main.domains in SELECT …".
+fn missing_table(message: &str) -> Option<String> {
+    let (_, rest) = message.split_once("no such table: ")?;
+    let rest = rest.split(" in ").next()?.trim();
+    let name = rest.strip_prefix("main.").or_else(|| rest.strip_prefix("temp.")).unwrap_or(rest);
+    Some(name.to_owned())
+}
+
+fn failed(error: rusqlite::Error) -> Error {
+    let kind = match &error {
+        // What our table said: the store's trouble.
+        rusqlite::Error::ModuleError(_) => ErrorKind::Unavailable,
+        _ => ErrorKind::Invalid,
+    };
+    Error::new(kind, error.to_string())
+}

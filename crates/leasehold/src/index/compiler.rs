@@ -1,0 +1,394 @@
+//! Compilers: many of them, anywhere, at once.
+//!
+//! A pass looks which shards have work and compacts them in random order, so that compilers do not
+//! clump on the same ones. Shards that others are at are left to them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use leasehold_protocol::backoff::full_jitter;
+use leasehold_protocol::compile::Trigger;
+use leasehold_protocol::shard::Shard;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::Index;
+use super::compact::{Compaction, Outcome, Work};
+use super::inbox::Backlog;
+use crate::store::{Detail, List};
+use crate::{Error, ErrorKind, Result, host};
+
+/// How many flat files are taken in at once.
+const AT_ONCE: usize = 50_000;
+
+/// How to compact.
+#[derive(Debug, Clone)]
+pub struct CompactOptions {
+    /// Take the shard's advisory lease first. Without it the result is the same, and work may be done
+    /// twice.
+    pub lock: bool,
+    /// Read and write every row anew, also where the inbox is empty: after a change of the schema, or
+    /// for shards that another tool wrote.
+    pub rewrite: bool,
+    /// Forget deletions from before this time, in microseconds since 1970. See [`Index::purge`].
+    pub purge_before: Option<i64>,
+    /// Leave a shard alone until this much is waiting for it.
+    pub trigger: Trigger,
+    /// How many shards to work on at a time.
+    pub parallel: usize,
+    /// Under which name.
+    pub worker: String,
+}
+
+impl Default for CompactOptions {
+    fn default() -> Self {
+        Self {
+            lock: true,
+            rewrite: false,
+            purge_before: None,
+            trigger: Trigger::default(),
+            parallel: 32,
+            worker: format!("{}:{}", host::host_name(), std::process::id()),
+        }
+    }
+}
+
+/// How long a compiler that runs for ever pauses.
+#[derive(Debug, Clone)]
+pub struct CompilerSettings {
+    /// How to compact.
+    pub options: CompactOptions,
+    /// The pause after a pass that found nothing to do: each pass costs a LIST, and one more for the
+    /// flat inbox.
+    pub pause: Duration,
+}
+
+impl Default for CompilerSettings {
+    fn default() -> Self {
+        Self { options: CompactOptions::default(), pause: Duration::from_secs(10) }
+    }
+}
+
+/// What a pass did.
+#[derive(Debug, Default)]
+pub struct Pass {
+    /// Shard by shard.
+    pub shards: Vec<Compaction>,
+    /// What went wrong, shard by shard. The others went on.
+    pub failed: Vec<(Shard, Error)>,
+}
+
+impl Pass {
+    /// How many shards ended like this.
+    pub fn count(&self, outcome: impl Fn(&Outcome) -> bool) -> usize {
+        self.shards.iter().filter(|done| outcome(&done.outcome)).count()
+    }
+
+    /// How many records were taken in.
+    pub fn records(&self) -> u64 {
+        let done =
+            |done: &&Compaction| matches!(done.outcome, Outcome::Published | Outcome::Unchanged);
+        self.shards.iter().filter(done).map(|done| done.counts.inbox).sum()
+    }
+
+    /// The error of the first shard that failed, if any did.
+    pub fn into_result(mut self) -> Result<Self> {
+        match self.failed.is_empty() {
+            true => Ok(self),
+            false => Err(self.failed.swap_remove(0).1),
+        }
+    }
+}
+
+impl Index {
+    /// Takes in the inboxes of all shards that nobody else is at. An error is that of the first shard
+    /// that failed; the others are done.
+    pub async fn compact(&self) -> Result<Pass> {
+        self.compact_with(&CompactOptions::default()).await?.into_result()
+    }
+
+    /// Takes in the inbox of one shard. LISTs: one per 1,000 objects in it, one for the flat inbox.
+    pub async fn compact_one(&self, shard: Shard, options: &CompactOptions) -> Result<Compaction> {
+        self.refresh().await?;
+        let mut flat = Vec::new();
+        let mut listing = self.flat_files()?;
+        while let Some(mut files) = listing.next(AT_ONCE).await? {
+            flat.append(&mut files.remove(&shard).unwrap_or_default());
+        }
+        let done = self.compact_fully(shard, Work { pending: None, flat }, options).await?;
+        self.name_shards([shard].into()).await;
+        Ok(done)
+    }
+
+    /// One pass over all shards that have work.
+    pub async fn compact_with(&self, options: &CompactOptions) -> Result<Pass> {
+        self.pass(options, &CancellationToken::new()).await
+    }
+
+    /// Forgets deletions older than `age`, and says how many. A record of the same key with an older
+    /// `updated_at` that arrives after that would be back: hence at least two hours, unless `force`.
+    pub async fn purge(
+        &self,
+        age: Duration,
+        force: bool,
+        options: &CompactOptions,
+    ) -> Result<Pass> {
+        if age < Duration::from_secs(7200) && !force {
+            return Err(Error::invalid(
+                "deletions younger than 2 hours are not purged: a record that is still on its way \
+                 would come back (force it if nobody is writing)",
+            ));
+        }
+        let before = self.now().await?.minus(age).as_micros();
+        let options = CompactOptions {
+            purge_before: Some(before),
+            trigger: Trigger::default(),
+            ..options.clone()
+        };
+        self.compact_with(&options).await
+    }
+
+    async fn pass(&self, options: &CompactOptions, stop: &CancellationToken) -> Result<Pass> {
+        self.refresh().await?;
+        // As many as fit on a page are worked through from one LIST. It came before the shards'
+        // versions, but what is in the objects is read after them: that is what counts.
+        let most = match self.store().kind().is_bucket() {
+            true => crate::store::PAGE - 1,
+            false => 20_000,
+        };
+        let mut backlog = self.backlog(most).await?;
+        let mut flat_files = self.flat_files()?;
+        let mut flat = flat_files.next(AT_ONCE).await?.unwrap_or_default();
+        let mut shards: BTreeSet<Shard> =
+            backlog.inbox.keys().chain(flat.keys()).copied().collect();
+        if options.rewrite || options.purge_before.is_some() {
+            shards.extend(self.existing_shards().await?);
+        }
+        let mut pass = Pass::default();
+        loop {
+            let mut order: Vec<Shard> = shards.into_iter().collect();
+            self.shuffle(&mut order);
+            let mut work = Vec::with_capacity(order.len());
+            for shard in order {
+                let pending = match backlog.complete {
+                    true => Some(backlog.inbox.remove(&shard).unwrap_or_default()),
+                    false => None,
+                };
+                let flat = flat.remove(&shard).unwrap_or_default();
+                work.push((shard, Work { pending, flat }));
+            }
+            self.work_through(work, options, stop, &mut pass).await?;
+            // The names of a million flat files are not for memory: the rest comes in turn.
+            match flat_files.next(AT_ONCE).await? {
+                Some(more) if !stop.is_cancelled() => flat = more,
+                _ => break,
+            }
+            backlog = Backlog { complete: true, ..Backlog::default() };
+            shards = flat.keys().copied().collect();
+        }
+        let created = pass.shards.iter().filter(|done| done.created).map(|done| done.shard);
+        self.name_shards(created.collect()).await;
+        Ok(pass)
+    }
+
+    /// Compacts these shards, several at a time: while one is flushed to disk, others are merged, and
+    /// they share their flushes.
+    async fn work_through(
+        &self,
+        work: Vec<(Shard, Work)>,
+        options: &CompactOptions,
+        stop: &CancellationToken,
+        pass: &mut Pass,
+    ) -> Result<()> {
+        let mut work = work.into_iter();
+        let mut running = JoinSet::new();
+        loop {
+            while running.len() < options.parallel.max(1)
+                && !stop.is_cancelled()
+                && let Some((shard, work)) = work.next()
+            {
+                let (index, options) = (self.clone(), options.clone());
+                running.spawn(async move {
+                    let done = match index.fires(shard, &work, &options.trigger).await {
+                        Ok(true) => index.compact_fully(shard, work, &options).await,
+                        Ok(false) => return (shard, None),
+                        Err(error) => Err(error),
+                    };
+                    (shard, Some(done))
+                });
+            }
+            match running.join_next().await {
+                None => return Ok(()),
+                Some(Ok((_, Some(Ok(done))))) => pass.shards.push(done),
+                Some(Ok((shard, Some(Err(error))))) => {
+                    tracing::warn!(%shard, %error, "a shard could not be compacted");
+                    pass.failed.push((shard, error));
+                }
+                Some(Ok((_, None))) => {}
+                Some(Err(error)) => {
+                    let message = "a compaction was interrupted";
+                    return Err(Error::new(ErrorKind::Internal, message).caused_by(error));
+                }
+            }
+        }
+    }
+
+    /// Compacts until the inbox is taken in, in as many rounds as its size needs.
+    async fn compact_fully(
+        &self,
+        shard: Shard,
+        mut work: Work,
+        options: &CompactOptions,
+    ) -> Result<Compaction> {
+        let most = self.0.settings.most_objects.max(1);
+        let mut all: Option<Compaction> = None;
+        loop {
+            // Flat files are taken in by parts as well.
+            let later = work.flat.split_off(work.flat.len().min(most));
+            let mut done = self.compact_shard(shard, work, options).await?;
+            let more = done.more || !later.is_empty();
+            work = Work { pending: None, flat: later };
+            if let Some(before) = &all {
+                done.counts.inbox += before.counts.inbox;
+                done.counts.inserted += before.counts.inserted;
+                done.counts.replaced += before.counts.replaced;
+                done.counts.older += before.counts.older;
+                done.counts.quarantined += before.counts.quarantined;
+                done.counts.purged += before.counts.purged;
+                done.counts.rows_before = before.counts.rows_before;
+                done.swept += before.swept;
+                done.left += before.left;
+                done.bytes += before.bytes;
+                done.created |= before.created;
+                if done.outcome == Outcome::Idle || done.outcome == Outcome::Unchanged {
+                    done.counts.rows_after = done.counts.rows_after.max(before.counts.rows_after);
+                    done.outcome = before.outcome.clone();
+                }
+            }
+            let goes_on = matches!(done.outcome, Outcome::Published | Outcome::Unchanged);
+            // What could not be deleted would be taken in again and again.
+            if !more || !goes_on || done.swept == all.as_ref().map_or(0, |before| before.swept) {
+                return Ok(done);
+            }
+            all = Some(done);
+        }
+    }
+
+    /// Whether it is worth it to compact a shard. Asks for sizes and times only if it matters.
+    async fn fires(&self, shard: Shard, work: &Work, trigger: &Trigger) -> Result<bool> {
+        if trigger.is_always() {
+            return Ok(true);
+        }
+        let list = List::prefix(self.0.layout.inbox_of(shard))?.detail(Detail::Stat).unordered();
+        let mut listing = self.store().list(list);
+        let (mut count, mut bytes, mut age) = (work.flat.len() as u64, 0, Duration::ZERO);
+        while let Some(page) = listing.next_page().await? {
+            let now = match page.now {
+                Some(now) => now,
+                None => self.store().now().await?,
+            };
+            for entry in &page.entries {
+                count += 1;
+                bytes += entry.size.unwrap_or(0);
+                age = age.max(entry.modified.map_or(Duration::ZERO, |at| now.since(at)));
+            }
+            if trigger.fires(count, bytes, age) {
+                return Ok(true);
+            }
+        }
+        Ok(trigger.fires(count, bytes, age))
+    }
+
+    pub(super) async fn existing_shards(&self) -> Result<BTreeSet<Shard>> {
+        let mut shards = BTreeSet::new();
+        let width = self.package().width;
+        let mut listing = self.store().list(List::prefix(self.0.layout.shards())?);
+        while let Some(page) = listing.next_page().await? {
+            for entry in &page.entries {
+                if let Some((shard, "usv")) = self.0.layout.parse_shard(entry.key.as_str())
+                    && shard.width() == width
+                {
+                    shards.insert(shard);
+                }
+            }
+        }
+        Ok(shards)
+    }
+
+    /// Names new shards in the description, for readers that take no pattern. Best effort: the next
+    /// pass that makes a shard does it again.
+    async fn name_shards(&self, created: BTreeSet<Shard>) {
+        let known: BTreeSet<Shard> = self.package().shards.iter().copied().collect();
+        if created.is_subset(&known) || self.package().width.shards() > 4096 {
+            return;
+        }
+        let named = async {
+            let existing: Vec<Shard> = self.existing_shards().await?.into_iter().collect();
+            self.change(|package| {
+                let news = package.shards != existing;
+                package.shards.clone_from(&existing);
+                Ok(news)
+            })
+            .await
+        };
+        if let Err(error) = named.await {
+            tracing::debug!(%error, "new shards could not be named in datapackage.json");
+        }
+    }
+
+    fn shuffle<T>(&self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            let other = self.store().env().random() % (at as u64 + 1);
+            items.swap(at, other as usize);
+        }
+    }
+}
+
+/// Compacts for ever.
+#[derive(Debug, Clone)]
+pub struct Compiler {
+    index: Index,
+    settings: CompilerSettings,
+}
+
+impl Compiler {
+    /// For this index.
+    pub fn new(index: &Index, settings: CompilerSettings) -> Self {
+        Self { index: index.clone(), settings }
+    }
+
+    /// Makes passes until it is told to stop, and tells about each that did something. A store that
+    /// does not answer is waited for; only errors that waiting cannot mend end it.
+    pub async fn run(&self, stop: CancellationToken, mut tell: impl FnMut(&Pass)) -> Result<()> {
+        let clock_of = || self.index.store().env().clone();
+        let mut failures = 0;
+        while !stop.is_cancelled() {
+            let pause = match self.index.pass(&self.settings.options, &stop).await {
+                Ok(pass) => {
+                    failures = 0;
+                    let busy = pass.count(|outcome| *outcome == Outcome::Published) > 0;
+                    if busy || !pass.failed.is_empty() || !pass.shards.is_empty() {
+                        tell(&pass);
+                    }
+                    let random = clock_of().random();
+                    // Spread, so that compilers that started together do not stay together.
+                    let part = full_jitter(0, self.settings.pause, self.settings.pause, random);
+                    self.settings.pause / 2 + part / 2
+                }
+                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                    tracing::warn!(%error, "the store does not answer; trying again");
+                    failures += 1;
+                    let cap = Duration::from_secs(60);
+                    full_jitter(failures, Duration::from_secs(1), cap, clock_of().random())
+                }
+                Err(error) => return Err(error),
+            };
+            let sleep = clock_of().clock().sleep(pause);
+            tokio::select! {
+                () = sleep => {}
+                () = stop.cancelled() => {}
+            }
+        }
+        Ok(())
+    }
+}

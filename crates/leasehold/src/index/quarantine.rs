@@ -1,0 +1,145 @@
+//! What could not be read: kept, reported, never in the way.
+
+use leasehold_protocol::compile::Bad;
+use leasehold_protocol::format::usv;
+use leasehold_protocol::layout::index::quarantine_id;
+use leasehold_protocol::shard::Shard;
+use leasehold_protocol::time::StoreTime;
+use serde::{Deserialize, Serialize};
+
+use super::Index;
+use crate::store::{List, Put, Write};
+use crate::{Error, ErrorKind, Key, Result};
+
+/// Why rows are in quarantine: `quarantine/{id}.json`. The rows stand beside it as they were found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reason {
+    /// Where they were found.
+    pub source: String,
+    /// In which shard.
+    pub shard: String,
+    /// When, by the store's clock.
+    pub at: StoreTime,
+    /// By whom.
+    pub worker_id: String,
+    /// What is wrong with each.
+    pub reasons: Vec<String>,
+}
+
+/// Rows in quarantine.
+#[derive(Debug, Clone)]
+pub struct Quarantined {
+    /// Under which name.
+    pub id: String,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl Index {
+    /// Puts rows into quarantine. The same rows of the same source have the same name, so doing it
+    /// twice is doing it once. The rows come first: a reason without rows would be a loss.
+    pub(super) async fn quarantine(
+        &self,
+        shard: Shard,
+        source: &str,
+        bad: &[Bad],
+        worker: &str,
+    ) -> Result<()> {
+        let mut rows = Vec::new();
+        for bad in bad {
+            rows.extend_from_slice(&bad.row);
+            rows.push(usv::END);
+        }
+        let id = quarantine_id(shard, source, &rows);
+        let reason = Reason {
+            source: source.to_owned(),
+            shard: shard.to_string(),
+            at: self.now().await?,
+            worker_id: worker.to_owned(),
+            reasons: bad.iter().map(|bad| bad.reason.clone()).collect(),
+        };
+        tracing::warn!(%id, source, rows = bad.len(), reason = bad[0].reason, "put into quarantine");
+        let reason = serde_json::to_vec_pretty(&reason).unwrap_or_default();
+        let layout = &self.0.layout;
+        for (key, body) in
+            [(layout.quarantined(&id)?, rows), (layout.quarantine_reason(&id)?, reason)]
+        {
+            match self.store().put(&key, body.into(), Write::any()).await? {
+                Put::Stored(_) => {}
+                Put::Refused | Put::Contended => {
+                    return Err(Error::unavailable("the store is busy: try again").at(&key));
+                }
+                Put::Unknown(unknown) => return Err(unknown.into_error()),
+            }
+        }
+        Ok(())
+    }
+
+    /// What is in quarantine.
+    pub async fn quarantined(&self) -> Result<Vec<Quarantined>> {
+        let mut all = Vec::new();
+        let mut listing = self.store().list(List::prefix(self.0.layout.quarantine())?);
+        while let Some(page) = listing.next_page().await? {
+            for entry in page.entries {
+                let Some(id) = self.0.layout.parse_quarantine(entry.key.as_str()) else { continue };
+                if let Some(reason) = self.reason_at(&entry.key).await? {
+                    all.push(Quarantined { id, reason });
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    async fn reason_at(&self, key: &Key) -> Result<Option<Reason>> {
+        let Some(object) = self.store().get(key).await? else { return Ok(None) };
+        let reason = serde_json::from_slice(&object.body).map_err(|error| {
+            Error::new(ErrorKind::Data, format!("cannot be read: {error}")).at(key)
+        })?;
+        Ok(Some(reason))
+    }
+
+    /// One entry and its rows as they were found, or `None`.
+    pub async fn show_quarantined(&self, id: &str) -> Result<Option<(Quarantined, Vec<u8>)>> {
+        let layout = &self.0.layout;
+        let Some(reason) = self.reason_at(&layout.quarantine_reason(id)?).await? else {
+            return Ok(None);
+        };
+        let rows = self.store().get(&layout.quarantined(id)?).await?;
+        let rows = rows.map(|object| object.body.to_vec()).unwrap_or_default();
+        Ok(Some((Quarantined { id: id.to_owned(), reason }, rows)))
+    }
+
+    /// Tries the rows of an entry again, after the schema or the store was mended. Those that can be
+    /// read now go to the inbox; if all can, the entry is gone. Returns how many could and how many
+    /// could not.
+    pub async fn retry_quarantined(&self, id: &str) -> Result<Option<(usize, usize)>> {
+        self.refresh().await?;
+        let Some((entry, rows)) = self.show_quarantined(id).await? else { return Ok(None) };
+        let schema = self.schema();
+        let mut batch = self.batch().await?;
+        let mut bad = Vec::new();
+        let mut canonical = Vec::new();
+        for row in usv::rows(&rows) {
+            canonical.clear();
+            // A record that does not say when it was written must not become new by being retried.
+            let tried = schema.canonical(row, &mut canonical).map_err(Error::from);
+            if let Err(error) = tried.and_then(|_| batch.put_row(&canonical)) {
+                bad.push(Bad { row: row.to_vec(), reason: error.to_string() });
+            }
+        }
+        let good = batch.len();
+        if good == 0 {
+            return Ok(Some((0, bad.len())));
+        }
+        batch.flush().await?;
+        if let (false, Ok(shard)) = (bad.is_empty(), entry.reason.shard.parse()) {
+            self.quarantine(shard, &entry.reason.source, &bad, &entry.reason.worker_id).await?;
+        }
+        let layout = &self.0.layout;
+        // The reason last: as long as it is there, the entry is listed.
+        let keys = [layout.quarantined(id)?, layout.quarantine_reason(id)?];
+        self.store().delete_many(&keys[..1]).await?;
+        self.store().delete_many(&keys[1..]).await?;
+        Ok(Some((good, bad.len())))
+    }
+}

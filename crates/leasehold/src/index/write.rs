@@ -1,0 +1,245 @@
+//! Putting records into the inbox.
+//!
+//! Every object there has a name of its own and is never changed, so an older record cannot take the
+//! place of a newer one before a compiler runs (FIELD.md rows 8 and 11). Which counts is decided when
+//! they are merged or read.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use bytes::Bytes;
+use leasehold_protocol::format::row::{Canonical, RowError};
+use leasehold_protocol::format::usv;
+use leasehold_protocol::settle::Proof;
+use leasehold_protocol::shard::{KeyHash, Shard};
+use leasehold_protocol::time::StoreTime;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use tokio::task::JoinSet;
+
+use super::Index;
+use crate::store::{Put, Write};
+use crate::{Error, ErrorKind, Key, Result, Store, When};
+
+/// How far ahead of the store's clock a record's time may be. One from the far future would win every
+/// merge until then.
+pub(super) const AHEAD: Duration = Duration::from_secs(300);
+
+impl Index {
+    /// Writes a record, which every reader sees from now on. `Invalid` if it does not fit the schema.
+    /// One PUT.
+    ///
+    /// It counts from its own `updated_at` if it has one, else from now by the store's clock.
+    pub async fn put(&self, record: &impl Serialize) -> Result<()> {
+        let mut batch = self.batch().await?;
+        batch.put(record)?;
+        batch.flush().await
+    }
+
+    /// Writes many records. If one does not fit the schema, nothing is written. One PUT per shard.
+    pub async fn put_many<T: Serialize>(&self, records: impl IntoIterator<Item = T>) -> Result<()> {
+        let mut batch = self.batch().await?;
+        for record in records {
+            batch.put(&record)?;
+        }
+        batch.flush().await
+    }
+
+    /// Deletes the record with this key, whether there is one or not. One PUT.
+    pub async fn delete(&self, key: &str) -> Result<()> {
+        let mut batch = self.batch().await?;
+        batch.delete(key)?;
+        batch.flush().await
+    }
+
+    /// Collects records, to be written together.
+    pub async fn batch(&self) -> Result<Batch> {
+        let now = self.now().await?;
+        Ok(Batch {
+            index: self.clone(),
+            now,
+            groups: BTreeMap::new(),
+            row: Vec::new(),
+            bytes: 0,
+            count: 0,
+        })
+    }
+
+    /// The time of a record that does not say its own: the store's, and later than any before, so
+    /// that of two puts of one process the second one counts.
+    fn next_time(&self, now: StoreTime) -> StoreTime {
+        let next = |last: i64| Some(now.as_micros().max(last.saturating_add(1)));
+        let last = self.0.last.fetch_update(SeqCst, SeqCst, next).unwrap_or(i64::MIN);
+        StoreTime::from_micros(now.as_micros().max(last.saturating_add(1)))
+    }
+
+    /// The same without counting it, for what may turn out not to be needed.
+    fn mark_time(&self, used: i64) {
+        self.0.last.fetch_max(used, SeqCst);
+    }
+}
+
+/// Records that are to be written together: one object per shard.
+#[derive(Debug)]
+pub struct Batch {
+    index: Index,
+    now: StoreTime,
+    groups: BTreeMap<Shard, Group>,
+    row: Vec<u8>,
+    bytes: usize,
+    count: usize,
+}
+
+#[derive(Debug, Default)]
+struct Group {
+    rows: Vec<u8>,
+    count: usize,
+    hash: Option<KeyHash>,
+}
+
+impl Batch {
+    /// Adds a record.
+    pub fn put(&mut self, record: &impl Serialize) -> Result<()> {
+        let value = serde_json::to_value(record)
+            .map_err(|error| Error::invalid(format!("the record cannot be written: {error}")))?;
+        match value {
+            Value::Object(record) => self.put_json(&record),
+            _ => Err(Error::invalid("a record is a struct or a map, by field name")),
+        }
+    }
+
+    /// Adds a record by field names.
+    pub fn put_json(&mut self, record: &Map<String, Value>) -> Result<()> {
+        let schema = self.index.schema();
+        self.add(|now, row| schema.write_json(record, now, row))
+    }
+
+    /// Adds a record from texts in the order of the fields.
+    pub fn put_texts<'a>(&mut self, values: impl IntoIterator<Item = &'a str>) -> Result<()> {
+        let schema = self.index.schema();
+        self.add(|now, row| schema.write_texts(values, now, row))
+    }
+
+    /// Adds a row of USV, with or without `updated_at`.
+    pub fn put_row(&mut self, row: &[u8]) -> Result<()> {
+        let text = std::str::from_utf8(row).map_err(|error| {
+            Error::invalid(format!("not UTF-8 at byte {}", error.valid_up_to()))
+        })?;
+        let values: Vec<_> = text.split(char::from(usv::UNIT)).map(usv::unescape).collect();
+        self.put_texts(values.iter().map(|value| &**value))
+    }
+
+    /// Adds the deletion of a key.
+    pub fn delete(&mut self, key: &str) -> Result<()> {
+        let schema = self.index.schema();
+        self.add(|now, row| schema.write_deletion(key, now, row))
+    }
+
+    fn add(
+        &mut self,
+        write: impl FnOnce(StoreTime, &mut Vec<u8>) -> Result<Canonical, RowError>,
+    ) -> Result<()> {
+        let index = self.index.clone();
+        let now = index.next_time(self.now);
+        self.row.clear();
+        let written = write(now, &mut self.row)?;
+        let ahead = self.now.plus(AHEAD);
+        if written.updated_at > ahead.as_micros() && written.updated_at != now.as_micros() {
+            return Err(Error::invalid(format!(
+                "updated_at {} is more than 5 minutes ahead of the store's clock ({})",
+                StoreTime::from_micros(written.updated_at),
+                self.now,
+            )));
+        }
+        // What is put after a record that named its own time counts after it.
+        index.mark_time(written.updated_at);
+        let hash = key_hash(&self.row[..written.key_len]);
+        let shard = hash.shard(index.known().package.width);
+        let group = self.groups.entry(shard).or_default();
+        group.rows.extend_from_slice(&self.row);
+        group.rows.push(usv::END);
+        group.count += 1;
+        group.hash = Some(hash);
+        self.bytes += self.row.len() + 1;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// How many records it holds.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// How many bytes they have.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Writes them, one object per shard, and is empty then. On an error some may be there and others
+    /// not; writing all of them again is safe.
+    pub async fn flush(&mut self) -> Result<()> {
+        let groups = std::mem::take(&mut self.groups);
+        (self.bytes, self.count) = (0, 0);
+        let store = self.index.store().clone();
+        let mut writes = JoinSet::new();
+        let one = groups.len() == 1;
+        for (shard, group) in groups {
+            let key = self.index.pending_key(shard, group.count, group.hash);
+            let write = write_pending(store.clone(), key, group.rows.into());
+            match one {
+                true => return write.await,
+                // All at once: in a directory they share their flushes, and a bucket's connections
+                // are limited below.
+                false => _ = writes.spawn(write),
+            }
+        }
+        let mut outcome = Ok(());
+        while let Some(done) = writes.join_next().await {
+            let done = done.unwrap_or_else(|error| {
+                Err(Error::new(ErrorKind::Internal, "a write was interrupted").caused_by(error))
+            });
+            outcome = outcome.and(done);
+        }
+        self.now = self.index.now().await?;
+        outcome
+    }
+}
+
+/// The hash of the key in its field.
+pub(super) fn key_hash(field: &[u8]) -> KeyHash {
+    KeyHash::of(&usv::unescape(&String::from_utf8_lossy(field)))
+}
+
+impl Index {
+    fn pending_key(&self, shard: Shard, count: usize, hash: Option<KeyHash>) -> Key {
+        let (layout, nonce) = (&self.0.layout, self.0.store.env().nonce());
+        match (count, hash) {
+            (1, Some(hash)) => layout.single(&hash, shard, nonce),
+            _ => layout.batch(shard, count, nonce),
+        }
+    }
+
+    /// Writes rows of another shard into the inbox there.
+    pub(super) async fn forward(&self, shard: Shard, rows: Vec<u8>) -> Result<()> {
+        let count = usv::rows(&rows).count();
+        let hash = usv::rows(&rows).next().map(|row| key_hash(usv::first_field(row)));
+        let key = self.pending_key(shard, count, hash);
+        write_pending(self.0.store.clone(), key, rows.into()).await
+    }
+}
+
+/// Writes an inbox object. Its name is its own, so nobody else's bytes can be there.
+async fn write_pending(store: Store, key: Key, rows: Bytes) -> Result<()> {
+    match store.put(&key, rows, Write::when(When::Absent, Proof::Bytes)).await? {
+        Put::Stored(_) => Ok(()),
+        Put::Refused => Err(Error::new(ErrorKind::Internal, "a name of our own is taken").at(&key)),
+        Put::Contended => Err(Error::unavailable("the store is busy: try again").at(&key)),
+        Put::Unknown(unknown) => Err(unknown.into_error()),
+    }
+}

@@ -1,0 +1,257 @@
+//! Objects that are too large for memory, or too many to handle one by one.
+//!
+//! - [`Source`]: an object that is read in pieces, all of one version;
+//! - [`FileBody`]: a file that becomes an object, in parts where the store has them, with the
+//!   condition on the last request;
+//! - [`Stamp`]: whether something in a directory changed, for the price of a system call.
+
+use std::fmt::Debug;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use leasehold_protocol::cas::When;
+use leasehold_protocol::key::Key;
+
+use super::Store;
+use super::settle::{Attempts, retrying};
+use super::types::{Durability, Meta, Object, Put, Unknown};
+use crate::{Error, ErrorKind, Result};
+
+/// What is read or sent at once.
+pub const PIECE: usize = 6 << 20;
+
+/// Up to this size an object is read at once when it is opened.
+pub(super) const SMALL: usize = 1 << 20;
+
+/// An object that is read in pieces. All of them are of the version in [`Source::meta`]: if the
+/// object is replaced meanwhile, reading goes on or fails, and never mixes.
+#[async_trait]
+pub trait Source: Debug + Send + Sync {
+    /// What the store told when it was opened.
+    fn meta(&self) -> &Meta;
+
+    /// The bytes from `offset` on: `len` of them, or as many as there are.
+    async fn read_at(&self, offset: u64, len: usize) -> Result<Bytes>;
+}
+
+/// An object that is in memory.
+#[derive(Debug)]
+pub struct Whole(pub Object);
+
+#[async_trait]
+impl Source for Whole {
+    fn meta(&self) -> &Meta {
+        &self.0.meta
+    }
+
+    async fn read_at(&self, offset: u64, len: usize) -> Result<Bytes> {
+        let body = &self.0.body;
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(body.len());
+        Ok(body.slice(from..from.saturating_add(len).min(body.len())))
+    }
+}
+
+/// A file whose content is to become an object. It must not change meanwhile.
+#[derive(Debug, Clone)]
+pub struct FileBody {
+    file: Arc<Mutex<File>>,
+    len: u64,
+}
+
+impl FileBody {
+    /// The whole of this file.
+    pub fn new(file: File) -> Result<Self> {
+        let len = file.metadata().map_err(|error| local("look at", error))?.len();
+        Ok(Self { file: Arc::new(Mutex::new(file)), len })
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes from `offset` on: `len` of them, or as many as there are.
+    pub fn read_at(&self, offset: u64, len: usize) -> Result<Bytes> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = usize::try_from(self.len.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; len.min(left)];
+        file.seek(SeekFrom::Start(offset))
+            .and_then(|_| file.read_exact(&mut bytes))
+            .map_err(|error| local("read", error))?;
+        Ok(bytes.into())
+    }
+
+    /// All of it.
+    pub fn read_all(&self) -> Result<Bytes> {
+        self.read_at(0, usize::try_from(self.len).unwrap_or(usize::MAX))
+    }
+
+    /// Appends all of it to another file.
+    #[cfg(unix)]
+    pub(super) fn copy_to(&self, to: &mut File) -> std::io::Result<u64> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(0))?;
+        std::io::copy(&mut *file, to)
+    }
+}
+
+/// A failure of this machine's own disk.
+pub(crate) fn local(verb: &str, error: std::io::Error) -> Error {
+    let message = format!("cannot {verb} a temporary file of this machine: {error}");
+    Error::new(ErrorKind::Unavailable, message).caused_by(error)
+}
+
+/// What the file system says of a file or folder: equal stamps mean that nothing has changed, if they
+/// are settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stamp {
+    /// It is not there.
+    Absent,
+    /// It is there.
+    Present {
+        /// Inode, size and times.
+        ids: [i64; 6],
+        /// Whether its last change is so long ago that another one must show in the times. A clock
+        /// that ticks slowly gives two changes the same time.
+        settled: bool,
+    },
+}
+
+impl Stamp {
+    /// Whether it says the same as an earlier one that can be relied on.
+    pub fn confirms(&self, earlier: &Self) -> bool {
+        match (self, earlier) {
+            (Self::Absent, Self::Absent) => true,
+            (Self::Present { ids, .. }, Self::Present { ids: before, settled: true }) => {
+                ids == before
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Store {
+    /// The object at `key` for reading in pieces, or `None` if it is proven that there is none. One
+    /// GET, and one per [`PIECE`] of what is larger than that.
+    pub async fn open(&self, key: &Key) -> Result<Option<Box<dyn Source>>> {
+        let source = retrying!(self.driver(), self.backend().open(key).await)?;
+        Ok(source.map(|source| Box::new(Persistent { source, store: self.clone() }) as _))
+    }
+
+    /// Writes an object from a file if `when` holds; its bytes are its proof. One PUT, or one per
+    /// [`PIECE`] and two more.
+    pub async fn put_file(
+        &self,
+        key: &Key,
+        body: &FileBody,
+        when: When,
+        durability: Durability,
+    ) -> Result<Put> {
+        self.may_write().await?;
+        let mut attempts = Attempts::new(self.driver());
+        let mut doubt: Option<Error> = None;
+        loop {
+            match self.backend().put_file(key, body, &when, durability).await {
+                Ok(put @ (Put::Stored(_) | Put::Unknown(Unknown::NotFlushed(_)))) => {
+                    return Ok(put);
+                }
+                Ok(Put::Refused) if doubt.is_none() => return Ok(Put::Refused),
+                Ok(Put::Refused) => {}
+                Ok(Put::Contended) if attempts.pause().await => continue,
+                Ok(Put::Contended) if doubt.is_none() => return Ok(Put::Contended),
+                Ok(Put::Contended) => {}
+                Ok(Put::Unknown(unknown)) => doubt = Some(unknown.into_error()),
+                Err(error) if attempts.again(&error).await => continue,
+                Err(error) if doubt.is_none() => return Err(error),
+                Err(_) => {}
+            }
+            // Some attempt was not answered. What is there now says what became of it.
+            let cause = doubt.as_ref().map(ToString::to_string).unwrap_or_default();
+            let unknown = || Error::unavailable(cause.clone()).at(key);
+            let Ok(there) = self.open(key).await else {
+                return Ok(Put::Unknown(Unknown::NoAnswer(unknown())));
+            };
+            let version = match &there {
+                Some(there) if is_same(&**there, body).await? => {
+                    return Ok(Put::Stored(there.meta().version.clone()));
+                }
+                there => there.as_ref().map(|there| &there.meta().version),
+            };
+            let open = match (&when, version) {
+                (When::Any, _) | (When::Absent, None) => true,
+                (When::Matches(expected), Some(version)) => expected == version,
+                (When::Absent, Some(_)) | (When::Matches(_), None) => false,
+            };
+            if !open {
+                return Ok(Put::Unknown(Unknown::Overtaken(unknown())));
+            }
+            if !attempts.pause().await {
+                return Ok(Put::Unknown(Unknown::NoAnswer(unknown())));
+            }
+        }
+    }
+
+    /// Deletes objects that nobody ever replaces, such as those with a name of their own. Cheaper than
+    /// [`Store::delete_many`] in a directory: there is nothing to lock.
+    pub async fn discard(&self, keys: &[Key]) -> Result<()> {
+        self.may_write().await?;
+        retrying!(self.driver(), self.backend().discard(keys).await)
+    }
+
+    /// The objects in a folder, if that can be told at once and there are at most `most`.
+    pub(crate) fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+        self.backend().peek(folder, most)
+    }
+
+    /// The content of an object without its version, where finding that out costs extra.
+    pub(crate) fn slurp(&self, key: &Key) -> Option<Bytes> {
+        self.backend().slurp(key)
+    }
+
+    /// What the file system says of this object or folder; `None` where there is no file system.
+    pub fn stamp(&self, name: &str) -> Option<Stamp> {
+        self.backend().stamp(name)
+    }
+}
+
+/// A source whose pieces are asked for again when the store does not answer.
+#[derive(Debug)]
+struct Persistent {
+    source: Box<dyn Source>,
+    store: Store,
+}
+
+#[async_trait]
+impl Source for Persistent {
+    fn meta(&self) -> &Meta {
+        self.source.meta()
+    }
+
+    async fn read_at(&self, offset: u64, len: usize) -> Result<Bytes> {
+        retrying!(self.store.driver(), self.source.read_at(offset, len).await)
+    }
+}
+
+async fn is_same(there: &dyn Source, body: &FileBody) -> Result<bool> {
+    if there.meta().size != body.len() {
+        return Ok(false);
+    }
+    let mut at = 0;
+    while at < body.len() {
+        let theirs = there.read_at(at, PIECE).await?;
+        let ours = body.read_at(at, PIECE)?;
+        if theirs != ours || ours.is_empty() {
+            return Ok(false);
+        }
+        at += ours.len() as u64;
+    }
+    Ok(true)
+}
