@@ -244,6 +244,7 @@ async fn a_task_that_left_is_not_done_again_by_a_successor() {
     assert_eq!(sorted, ids, "each once: {done:?}");
     let counts = queue.status(0).await.unwrap().counts;
     assert_eq!((counts.completed, counts.failed), (3, 0));
+}
 
 /// A drain that comes while the last task is being recorded leaves that alone, and does not wait for
 /// it: whoever drains may be the one who has to go on with it.
