@@ -19,7 +19,7 @@ fn what_runs_is_finished_and_nothing_else_is_started() {
     let worker = place.worker(&["q"], PATIENT);
     place.wait_for("run.0");
     place.ok(&["push", "q", "1", "--id", "1"]);
-    signal(&worker, "TERM");
+    signal(&worker.0, "TERM");
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(place.show("0")["state"], "held", "it goes on");
     go(&place);
@@ -36,9 +36,9 @@ fn control_c_lets_tasks_finish() {
     let place = directory();
     place.ok(&["push", "q", "0", "--id", "0"]);
     let mut worker = place.queue(&["work", "q", "--", "sh", "-c", PATIENT]);
-    let worker = worker.stderr(Stdio::null()).process_group(0).spawn().unwrap();
+    let worker = Running(worker.stderr(Stdio::null()).process_group(0).spawn().unwrap());
     place.wait_for("run.0");
-    let group = format!("-{}", worker.id());
+    let group = format!("-{}", worker.0.id());
     assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
     std::thread::sleep(Duration::from_millis(300));
     go(&place);
@@ -54,7 +54,7 @@ fn the_rest_of_a_bundle_goes_back_uncounted() {
     let two =
         |place: &Place| (0..6).filter(|n| place.path().join(format!("run.{n}")).exists()).count();
     wait_until("two of them run", || two(&place) == 2);
-    signal(&worker, "TERM");
+    signal(&worker.0, "TERM");
     std::thread::sleep(Duration::from_millis(200));
     go(&place);
     assert_eq!(ending(worker), Some(0));
@@ -87,7 +87,7 @@ fn once_more_or_too_late_and_it_goes_back_uncounted() {
             ["run.0", "run.1"].iter().any(|name| !place.lines(name).is_empty())
         });
         for _ in 0..signals {
-            signal(&worker, "TERM");
+            signal(&worker.0, "TERM");
             std::thread::sleep(Duration::from_millis(100));
         }
         assert_eq!(ending(worker), Some(0));
@@ -114,7 +114,7 @@ fn a_drain_at_any_moment_ends() {
         let before = place.lines("ran").len();
         wait_until("it runs", || place.lines("ran").len() > before);
         std::thread::sleep(Duration::from_millis(round * 5 % 60));
-        signal(&worker, "TERM");
+        signal(&worker.0, "TERM");
         assert_eq!(ending(worker), Some(0));
     }
     place.ok(&["work", "q", "--exit-when-empty", "-j", "4", "--", "true"]);

@@ -56,7 +56,7 @@ fn three_of_theirs_and_three_of_ours() {
         .map(|name| seed(&place, &["work", name, "60"]).spawn().unwrap())
         .collect();
     let script = "cat > $LEASEHOLD_TASK_ID.in; sleep 0.05; echo $LEASEHOLD_TASK_ID >> ran";
-    let mine: Vec<Child> = (0..3)
+    let mine: Vec<Running> = (0..3)
         .map(|_| place.worker(&["q", "--exit-when-empty", "--poll", "500ms"], script))
         .collect();
     for worker in mine {

@@ -16,6 +16,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use leasehold_testkit::servers::Server;
@@ -112,10 +113,11 @@ impl Place {
     }
 
     /// A worker in the background.
-    pub fn worker(&self, words: &[&str], script: &str) -> Child {
+    pub fn worker(&self, words: &[&str], script: &str) -> Running {
         let mut command = self.queue(&["work"]);
-        command.args(words).args(["--", "sh", "-c", script]).stderr(Stdio::null());
-        command.spawn().unwrap()
+        command.args(words).args(["--", "sh", "-c", script]);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Running(command.spawn().unwrap())
     }
 
     /// How many tasks of `q` are free, leased, completed, failed.
@@ -149,6 +151,16 @@ impl Place {
     }
 }
 
+/// A process that does not outlive its test.
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 fn texts(output: Output) -> (i32, String, String) {
     let Output { status, stdout, stderr } = output;
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -156,7 +168,19 @@ fn texts(output: Output) -> (i32, String, String) {
 }
 
 pub fn run(command: &mut Command) -> (i32, String, String) {
-    texts(command.output().unwrap())
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    // What hangs fails.
+    let watch = std::thread::spawn(move || {
+        if ended.recv_timeout(Duration::from_secs(100)) == Err(RecvTimeoutError::Timeout) {
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        }
+    });
+    let output = child.wait_with_output().unwrap();
+    drop(done);
+    watch.join().unwrap();
+    texts(output)
 }
 
 /// Waits until it is so.
@@ -174,17 +198,17 @@ pub fn signal(child: &Child, name: &str) {
     assert!(done.unwrap().success());
 }
 
-pub fn kill(mut child: Child) {
-    child.kill().unwrap();
-    child.wait().unwrap();
+pub fn kill(mut child: Running) {
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
 }
 
 /// Its exit code, which must come within a minute.
 #[track_caller]
-pub fn ending(mut child: Child) -> Option<i32> {
+pub fn ending(mut child: Running) -> Option<i32> {
     let mut status = None;
     wait_until("the process ends", || {
-        status = child.try_wait().unwrap();
+        status = child.0.try_wait().unwrap();
         status.is_some()
     });
     status.unwrap().code()
