@@ -53,8 +53,9 @@ const TASK_SITTER: &str = "--leasehold-task-sitter";
 const SHIM: &str = "--leasehold-shim";
 const WARDEN: &str = "--leasehold-warden";
 
-/// What a sitter ends with that never started its program: the lock was lost before.
-const NOT_STARTED: u8 = 125;
+/// How a sitter ends that never started its program, because the lock was lost before. No exit code:
+/// the program may have any. Nobody else sends it this.
+const NOT_STARTED: Signal = Signal::ALARM;
 
 /// Does the work of a sitter, a shim or a warden, if this process is one.
 pub fn entry() -> Option<ExitCode> {
@@ -291,6 +292,13 @@ impl Running {
         Ok(code_of(self.sitter.wait().await?))
     }
 
+    /// Whether it has ended, and the program never ran: the lock could not be trusted any more when
+    /// it was to start. Its exit code says nothing then.
+    pub fn never_started(&mut self) -> bool {
+        let signal = |status: ExitStatus| status.signal() == Some(NOT_STARTED.as_raw());
+        matches!(self.sitter.try_wait(), Ok(Some(status)) if signal(status))
+    }
+
     /// Passes a signal on to the program, by way of the sitter.
     pub fn signal(&self, signal: Signal) {
         if !comes_from_terminal(signal) {
@@ -352,11 +360,11 @@ fn sit(pipe: &str, command: Vec<OsString>, is_task: bool) -> anyhow::Result<u8> 
         // Before anything else, so that no signal finds us without.
         let mut signals = Signals::catch()?;
         let mut line = std::fs::File::open(format!("/dev/fd/{pipe}"))?;
-        let Some(first) = hear(&mut line) else { return Ok(NOT_STARTED) };
+        let Some(first) = hear(&mut line) else { return not_started() };
         let now = || millis(Env::system().clock().boot());
         let span = first.saturating_sub(now());
         if span == 0 {
-            return Ok(NOT_STARTED);
+            return not_started();
         }
         // Processes whose parents die become ours, and can be killed with the rest.
         #[cfg(target_os = "linux")]
@@ -412,6 +420,12 @@ fn sit(pipe: &str, command: Vec<OsString>, is_task: bool) -> anyhow::Result<u8> 
         }
         Ok(code_of(status))
     })
+}
+
+fn not_started() -> anyhow::Result<u8> {
+    rustix::process::kill_process(rustix::process::getpid(), NOT_STARTED)?;
+    // It takes effect before the call returns, or we would be here.
+    Ok(1)
 }
 
 /// Kills whatever came of the program and has become ours, until there is nothing left.

@@ -160,7 +160,7 @@ async fn run_under(
             code = running.wait() => {
                 let code = code?;
                 // Its sitter may have stopped it because the lock could not be trusted any more.
-                let lost = was_lost || guard.check().is_err();
+                let lost = was_lost || guard.check().is_err() || running.never_started();
                 return Ok(if lost { Ended::Lost } else { Ended::By(code) });
             }
             _ = tick.tick(), if !was_lost => running.trust(guard.trusted_for()),

@@ -339,6 +339,7 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
                 let (output, said) = talked.unwrap_or_default();
                 // Its sitter may have stopped it because the claim could not be trusted any more.
                 return Ok(match task.check() {
+                    _ if running.never_started() => Ended::Lost,
                     Ok(()) => Ended::By { code, output, said },
                     Err(_) if code == 0 => Ended::By { code, output, said },
                     Err(_) => Ended::Lost,
