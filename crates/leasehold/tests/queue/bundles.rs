@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use leasehold::ErrorKind;
-use leasehold::queue::{NewTask, Queue, QueueSettings};
+use leasehold::queue::{Acked, NewTask, Queue, QueueSettings};
 
 use super::*;
 
@@ -138,4 +138,59 @@ async fn a_damaged_bundle_becomes_a_dead_letter_and_is_kept() {
     assert!(worker.next().await.unwrap().is_none());
     let letter = queue.dead_letter("01ARZ3NDEKTSV4RRFFQ69G5FAV-3").await.unwrap().unwrap();
     assert_eq!(letter.task.payload.get(), r#""{\"half\":""#);
+}
+
+/// A drain that comes while the last task is being recorded leaves that alone, and does not wait for
+/// it: whoever drains may be the one who has to go on with it.
+#[tokio::test]
+async fn a_drain_does_not_wait_for_a_bundle_that_is_being_completed() {
+    for place in everywhere("completing") {
+        let queue = queue(&place).await;
+        bundle(&queue, 2).await;
+        let worker = queue.worker("w");
+        next(&worker).await.ack().await.unwrap();
+        let last = next(&worker).await;
+        let mut ack = Box::pin(last.ack());
+        // As far as it gets without waiting: in memory and in a directory, to the end.
+        let acked = futures::poll!(&mut ack);
+        let drain = tokio::time::timeout(Duration::from_secs(10), worker.drain());
+        drain.await.expect("it waits for ever").unwrap();
+        if acked.is_pending() {
+            assert_eq!(ack.await.unwrap(), Acked::First, "{}", place.name);
+        }
+        let kept = left(&place.store).await;
+        assert_eq!(kept.len(), 1, "{}: {kept:?}", place.name);
+    }
+}
+
+/// A bundle whose workers vanish again and again is broken up: the tasks that are not to blame are
+/// done, and nothing is lost.
+#[tokio::test]
+async fn a_bundle_whose_workers_vanish_is_broken_up() {
+    let place = memory();
+    let settings = QueueSettings { max_crashes: 2, ..quick() };
+    let queue = Queue::create(&place.store, "q", settings).await.unwrap();
+    bundle(&queue, 4).await;
+    let worker = queue.worker("w");
+    next(&worker).await.ack().await.unwrap();
+    worker.drain().await.unwrap();
+    // As if two workers had died with it.
+    let keys = left(&place.store).await;
+    let lease = key(keys.iter().find(|key| key.ends_with("lease.json")).unwrap());
+    let body = place.store.get(&lease).await.unwrap().unwrap().body;
+    let mut record: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    record["crashes"] = 2.into();
+    let body = serde_json::to_vec(&record).unwrap();
+    let put = place.store.put(&lease, body.into(), leasehold::Write::any()).await.unwrap();
+    assert!(matches!(put, leasehold::Put::Stored(_)));
+    let worker = until_empty(&queue, "heir");
+    let mut done = BTreeSet::new();
+    while let Some(task) = worker.next().await.unwrap() {
+        assert_eq!(task.attempt(), 1);
+        assert!(done.insert(task.id().to_owned()), "twice");
+        task.ack().await.unwrap();
+    }
+    assert_eq!(done.len(), 3, "{done:?}");
+    let counts = queue.status(0).await.unwrap().counts;
+    assert_eq!((counts.free, counts.leased, counts.failed), (0, 0, 0));
 }
