@@ -213,7 +213,7 @@ pub struct Work {
 
     /// The command and its arguments. {} is the task, {id}, {attempt}, {token} and {queue} what they
     /// say; the task is also on standard input. Exit code 0: done, with what it printed as the
-    /// result; anything else: again later
+    /// result; anything else: again later. What it leaves running ends with it
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
