@@ -127,7 +127,11 @@ impl History {
     #[must_use]
     pub fn about(self, incarnation: &str, pushed_at: Option<StoreTime>) -> Self {
         let same = match self.incarnation.is_empty() {
-            true => self.since.zip(pushed_at).is_none_or(|(since, pushed)| since >= pushed),
+            // Both are told in whole seconds by some stores.
+            true => self
+                .since
+                .zip(pushed_at)
+                .is_none_or(|(since, pushed)| since.plus(SLACK) >= pushed),
             false => self.incarnation == incarnation,
         };
         match same {
