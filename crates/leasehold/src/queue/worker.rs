@@ -198,7 +198,7 @@ impl Worker {
             if let Some(task) = source.piece() {
                 return Ok(Ok(task));
             }
-            let mut finder = source.finder.lock().await;
+            let mut finder = source.finder().await;
             // Somebody else may have claimed a bundle while we waited.
             if let Some(task) = source.piece() {
                 return Ok(Ok(task));
@@ -224,7 +224,7 @@ impl Worker {
             let (unit, tried) = self.try_candidate(queue, candidate).await?;
             let mut finder = match keep {
                 Some(finder) => finder,
-                None => source.finder.lock().await,
+                None => source.finder().await,
             };
             finder.tried(&unit, &tried);
             match tried {
@@ -311,6 +311,18 @@ fn or_lost(tried: Result<Tried>) -> Result<Tried> {
 impl Source {
     fn bundles(&self) -> MutexGuard<'_, VecDeque<(Run, VecDeque<u32>)>> {
         self.bundles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Others have it for less than a microsecond as a rule, and being woken takes ten: so it is
+    /// tried a few times first.
+    async fn finder(&self) -> tokio::sync::MutexGuard<'_, Finder> {
+        for _ in 0..50 {
+            if let Ok(finder) = self.finder.try_lock() {
+                return finder;
+            }
+            std::hint::spin_loop();
+        }
+        self.finder.lock().await
     }
 
     fn checked(&self) -> MutexGuard<'_, Checked> {
