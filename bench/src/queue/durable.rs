@@ -13,7 +13,9 @@ const LOOPS: usize = 32;
 const PUSHERS: usize = 64;
 const PUSH: &str = "create temporary (O_EXCL), write, fsync, rename; one thread";
 const DRAIN: &str = "create lease (O_EXCL), read the task, write the lease, fsync, unlink both; a thread per worker";
-const PEER: &str = "the same by this peer: one client pushes, a process per worker drains";
+const PEER: &str = "the same by this peer: one client pushes one task after the other, a process per \
+    worker claims and acks one after the other, each a flush; ours has 64 pushes and 32 tasks per \
+    process under way, and flushes receipts alone";
 
 const PEERS: &[(Peer, f64)] = &[
     (Peer { name: "PostgreSQL SKIP LOCKED (psycopg)", runner: "queues.py", role: "postgres" }, 3.0),
