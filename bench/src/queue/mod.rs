@@ -22,7 +22,9 @@ use crate::suite::Bench;
 pub const BENCHES: &[Bench] = &[
     Bench { name: "plain", run: directory::without_receipts },
     Bench { name: "receipts", run: directory::with_receipts },
-    Bench { name: "durable", run: durable::run },
+    Bench { name: "durable-1", run: durable::by_1 },
+    Bench { name: "durable-4", run: durable::by_4 },
+    Bench { name: "durable-16", run: durable::by_16 },
     Bench { name: "bundles", run: bundles::run },
     Bench { name: "bucket", run: bucket::run },
     Bench { name: "discovery", run: discovery::run },

@@ -128,10 +128,9 @@ impl History {
     pub fn about(self, incarnation: &str, pushed_at: Option<StoreTime>) -> Self {
         let same = match self.incarnation.is_empty() {
             // Both are told in whole seconds by some stores.
-            true => self
-                .since
-                .zip(pushed_at)
-                .is_none_or(|(since, pushed)| since.plus(SLACK) >= pushed),
+            true => {
+                self.since.zip(pushed_at).is_none_or(|(since, pushed)| since.plus(SLACK) >= pushed)
+            }
             false => self.incarnation == incarnation,
         };
         match same {

@@ -346,11 +346,13 @@ impl Finder {
         let shard = (self.turn % u64::from(keys.shards())) as u16;
         let mut units = Vec::new();
         for prefix in [keys.bundles(), keys.pending(shard)] {
-            let list = List::prefix(prefix)?.delimited().unordered().loose();
+            let mut list = List::prefix(prefix)?.delimited().unordered().loose();
+            // Pages end where a bucket ends them; a directory has names for as long as one reads.
+            list.page = NAMES;
             let mut listing = self.queue.store().list(list);
             while let Some(page) = listing.next_page().await? {
                 units.extend(page.prefixes.iter().filter_map(|prefix| keys.parse_folder(prefix)));
-                if units.len() > NAMES {
+                if units.len() >= NAMES {
                     break;
                 }
             }

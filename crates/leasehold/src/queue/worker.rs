@@ -235,7 +235,7 @@ impl Worker {
             if let Some(outlook) = source.resting() {
                 return Ok(Err(outlook));
             }
-            let mut finder = source.finder.lock().await;
+            let mut finder = source.finder().await;
             // Somebody else may have claimed a bundle while we waited, or found that there is
             // nothing.
             if let Some(task) = source.piece() {
@@ -273,7 +273,7 @@ impl Worker {
             let (unit, tried) = self.try_candidate(queue, candidate).await?;
             let mut finder = match keep {
                 Some(finder) => finder,
-                None => source.finder.lock().await,
+                None => source.finder().await,
             };
             finder.tried(&unit, &tried);
             match tried {
@@ -387,6 +387,18 @@ impl Source {
 
     fn bundles(&self) -> MutexGuard<'_, VecDeque<(Run, VecDeque<u32>)>> {
         self.bundles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Others have it for less than a microsecond as a rule, and being woken takes ten: so it is
+    /// tried a few times first.
+    async fn finder(&self) -> tokio::sync::MutexGuard<'_, Finder> {
+        for _ in 0..50 {
+            if let Ok(finder) = self.finder.try_lock() {
+                return finder;
+            }
+            std::hint::spin_loop();
+        }
+        self.finder.lock().await
     }
 
     fn checked(&self) -> MutexGuard<'_, Checked> {

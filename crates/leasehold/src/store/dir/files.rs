@@ -99,15 +99,35 @@ pub(super) fn replace(
 
 /// Removes the object if it is this version. The caller holds the lock.
 pub(super) fn remove(work: &Work, key: &Key, version: Option<&Version>) -> Result<Delete> {
-    if let Some(version) = version
-        && file_meta(&work.root, key)?.map(|(there, _)| there).as_ref() != Some(version)
-    {
-        return Ok(Delete::Refused);
-    }
+    remove_after(work, key, version, || Ok(()))
+}
+
+/// The same, having done something else first: only if it is this version.
+pub(super) fn remove_after(
+    work: &Work,
+    key: &Key,
+    version: Option<&Version>,
+    first: impl FnOnce() -> Result<()>,
+) -> Result<Delete> {
     let path = path_of(key.as_str());
-    let unlinked = beneath(work, &path)
-        .and_then(|(folder, name)| rustix::fs::unlinkat(folder.as_fd(), name, AtFlags::empty()));
-    match unlinked {
+    // Once for both the look and the removal: finding it takes longer than either.
+    let (folder, name) = match beneath(work, &path) {
+        Ok(found) => found,
+        Err(Errno::NOENT | Errno::NOTDIR) if version.is_some() => return Ok(Delete::Refused),
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Delete::Deleted),
+        Err(error) => return Err(write_error(error).at(key)),
+    };
+    if let Some(version) = version {
+        let open = |flags| rustix::fs::openat(folder.as_fd(), name, flags, Mode::empty());
+        let there = opened(open_unnoted(OPEN | OFlags::NOFOLLOW, open), key)?;
+        let Some((file, stat)) = there else { return Ok(Delete::Refused) };
+        let now = read_version(&file, &stat).map_err(|error| io_error("read", error).at(key))?;
+        if now != *version {
+            return Ok(Delete::Refused);
+        }
+    }
+    first()?;
+    match rustix::fs::unlinkat(folder.as_fd(), name, AtFlags::empty()) {
         Ok(()) => Ok(Delete::Deleted),
         // EISDIR on Linux, EPERM on macOS: a folder is not an object.
         Err(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Ok(Delete::Deleted),
@@ -353,8 +373,15 @@ pub(super) fn make_folder(root: &OwnedFd, path: &str) -> Result<(), Errno> {
 /// The file of an object, or `None` if there is no object with this key.
 pub(super) fn open(root: &OwnedFd, key: &Key) -> Result<Option<(OwnedFd, Stat)>> {
     let path = path_of(key.as_str());
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = match open_unnoted(flags, |flags| open_beneath(root, &path, flags)) {
+    opened(open_unnoted(OPEN, |flags| open_beneath(root, &path, flags)), key)
+}
+
+/// How objects are opened: a pipe in the place of one is not waited for.
+const OPEN: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
+
+/// What opening an object's file came to.
+fn opened(file: Result<OwnedFd, Errno>, key: &Key) -> Result<Option<(OwnedFd, Stat)>> {
+    let file = match file {
         Ok(file) => file,
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
         Err(error) => return Err(io_error("open", error).at(key)),

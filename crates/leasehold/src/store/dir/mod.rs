@@ -40,7 +40,7 @@ use rustix::io::Errno;
 use self::fence::Fence;
 use self::files::{
     Folders, create, file_meta, hash, io_error, make_folder, mtime, open, open_beneath, read_all,
-    remove, replace, version_of, write_error,
+    remove, remove_after, replace, version_of, write_error,
 };
 use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
@@ -248,15 +248,17 @@ impl Backend for Dir {
         self.0.meter.request(Class::Delete, 0);
         let (at, version) = (key.clone(), version.clone());
         self.locked(key, move |work, stripe| {
-            if file_meta(&work.root, &at)?.map(|(there, _)| there).as_ref() != Some(&version) {
-                return Ok(Delete::Refused);
-            }
             // First what is remembered, then what is forgotten.
-            stripe.retire(token).map_err(|error| write_error(error).at(&at))?;
-            let outcome = remove(work, &at, None)?;
-            work.note_deleted(&at);
+            let outcome = remove_after(work, &at, Some(&version), || {
+                stripe.retire(token).map_err(|error| write_error(error).at(&at))
+            })?;
+            if matches!(outcome, Delete::Deleted) {
+                work.note_deleted(&at);
+            }
             drop(stripe);
-            work.tidy(&path_of(at.as_str()), false);
+            if matches!(outcome, Delete::Deleted) {
+                work.tidy(&path_of(at.as_str()), false);
+            }
             Ok(outcome)
         })
         .await
