@@ -496,7 +496,11 @@ impl Work {
             let removed = rustix::fs::unlinkat(&self.root, folder, AtFlags::REMOVEDIR);
             let mut traffic = self.traffic();
             match removed {
-                Ok(()) => _ = traffic.remove(&hash(folder)),
+                // That it keeps being made again is worth knowing.
+                Ok(()) => {
+                    let known = Traffic::of(&mut traffic, folder);
+                    (known.ours, known.full) = (None, 0);
+                }
                 Err(error) => {
                     if error == Errno::NOTEMPTY {
                         let known = Traffic::of(&mut traffic, folder);
