@@ -120,3 +120,20 @@ fn a_drain_at_any_moment_ends() {
     place.ok(&["work", "q", "--exit-when-empty", "-j", "4", "--", "true"]);
     assert_eq!(place.counts(), [0, 0, rounds * 6, 0]);
 }
+
+/// A service manager tells every process of a service to end, the commands too.
+#[test]
+fn a_command_that_is_told_to_end_with_its_worker_does_not_count() {
+    let place = directory();
+    place.ok(&["push", "q", "0", "--id", "0"]);
+    let worker = place.worker(&["q"], "echo $$ > pid.{}; sleep 60");
+    let command = place.wait_for("pid.0");
+    signal(&worker.0, "TERM");
+    // The worker has to know first, as it would.
+    std::thread::sleep(Duration::from_millis(300));
+    let told = Command::new("kill").args(["-TERM", command.trim()]).status();
+    assert!(told.unwrap().success());
+    assert_eq!(ending(worker), Some(0));
+    let shown = place.show("0");
+    assert_eq!((&shown["state"], &shown["lease"]["retries"]), (&json!("retrying"), &json!(0)));
+}

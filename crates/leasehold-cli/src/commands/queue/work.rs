@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -37,7 +37,12 @@ struct Tally {
     failed: AtomicU64,
     lost: AtomicU64,
     under_way: AtomicU64,
+    /// Whether we were told to end.
+    draining: AtomicBool,
 }
+
+/// Exit codes of commands that INT or TERM ended.
+const ENDED: [u8; 2] = [130, 143];
 
 impl Tally {
     fn add(counter: &AtomicU64) {
@@ -110,6 +115,7 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
                 render::say("finishing what is under way; once more to stop it");
             }
             draining = true;
+            tally.draining.store(true, Relaxed);
             deadline = Some(after(work.drain));
         } else if signals > 1 {
             stop.cancel();
@@ -262,6 +268,10 @@ async fn run_task(
                 Acked::First => &tally.done,
                 Acked::Again => &tally.again,
             });
+        }
+        // Whoever stops a service tells all of its processes, the command too: not its fault.
+        Ended::By { code, .. } if tally.draining.load(Relaxed) && ENDED.contains(&code) => {
+            task.give_back().await?;
         }
         Ended::By { code, said, .. } if code == work.fail_code => {
             Tally::add(&tally.failed);
