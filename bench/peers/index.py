@@ -2,7 +2,7 @@
 """What users would pick instead, on the files of the index benchmarks.
 
     leasehold-bench index-data DIR [--batches]
-    python3 bench/peers/index.py DIR/work/indexes/domains [only]     # needs duckdb, lmdb, rocksdict
+    python3 bench/peers/index.py DIR/filled/indexes/domains [only]     # needs duckdb, lmdb, rocksdict
 
 Each peer starts with the 1,000,000 records in its own form (not timed; DuckDB with the shards themselves),
 reads the inbox file by file, merges it and commits. The inbox is not deleted, which ours does within its time.

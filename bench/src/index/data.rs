@@ -177,14 +177,14 @@ pub struct Options {
     batches: bool,
 }
 
-/// Makes it: the index in `base`, with its inbox in `work`.
+/// Makes it: the index in `base`, with its inbox in `filled`.
 pub fn make(options: &Options) -> Result<()> {
     fs::create_dir_all(&options.folder)?;
     let dir = Some(options.folder.clone());
     let rig = Rig::new(&crate::suite::Options { dir, ..Default::default() })?;
     let runtime = rig.runtime()?;
     let base = base(&rig, &runtime)?;
-    let work = options.folder.join("work");
+    let work = options.folder.join("filled");
     linked(&base, &work)?;
     match options.batches {
         true => fill_batches(&work, size(&rig)),

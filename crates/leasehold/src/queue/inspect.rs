@@ -140,10 +140,10 @@ impl Queue {
             }
         }
         counts.scheduled = self.count(&self.keys().scheduled()).await?;
-        counts.failed = self.count(&self.keys().failed()).await?;
         // A bundle's receipt stands for all of its tasks, also for those that left it: these are
         // counted where they are.
-        let left = self.count_left().await?;
+        let left;
+        (counts.failed, left) = self.count_failed().await?;
         counts.completed = self.count_receipts().await?.saturating_sub(left);
         // The oldest claims are the interesting ones.
         leased.sort_by_key(|(_, modified)| *modified);
@@ -213,19 +213,18 @@ impl Queue {
         Ok(count)
     }
 
-    /// Tasks that left bundles and were not completed.
-    async fn count_left(&self) -> Result<u64> {
-        let mut left = 0;
+    /// Dead letters, and how many of them are of tasks that left bundles.
+    async fn count_failed(&self) -> Result<(u64, u64)> {
+        let (mut all, mut left) = (0, 0);
         let mut listing = self.store().list(List::prefix(self.keys().failed())?.unordered());
         while let Some(page) = listing.next_page().await? {
-            let names = page
-                .entries
-                .iter()
-                .filter_map(|entry| self.keys().parse_record(entry.key.as_str()));
-            left +=
-                names.filter(|name| matches!(push::bundle_of(name), Some(('.', _)))).count() as u64;
+            for entry in page.entries {
+                let name = self.keys().parse_record(entry.key.as_str()).unwrap_or_default();
+                all += 1;
+                left += u64::from(matches!(push::bundle_of(&name), Some(('.', _))));
+            }
         }
-        Ok(left)
+        Ok((all, left))
     }
 
     /// Up to `most` tasks that wait or are being done, without claiming them. One GET each.
