@@ -11,7 +11,7 @@ use opendal::raw::{OpRead, OpReader, OpWrite, oio};
 use opendal::{Buffer, BytesRange, options};
 
 use super::answer::{Answer, Condition};
-use super::{Cloud, condition_of, etag, failed, read_error};
+use super::{Cloud, condition_of, etag, failed, read_error, tells_nothing};
 use crate::store::Backend as _;
 use crate::store::Kind;
 use crate::store::large::{FileBody, PIECE, SMALL, Source, Whole};
@@ -124,10 +124,6 @@ impl Cloud {
     }
 }
 
-fn tells_nothing(key: &Key) -> Error {
-    Error::new(ErrorKind::Unsupported, "the store tells nothing of the object").at(key)
-}
-
 #[derive(Debug)]
 struct Ranged {
     cloud: Cloud,
@@ -162,14 +158,7 @@ impl Source for Ranged {
             false => read.if_match = Some(etag(&meta.version)),
         }
         let replaced = || Error::new(ErrorKind::Lost, "was replaced while it was read").at(key);
-        let fetched = async {
-            let (range, read, _): (BytesRange, OpRead, OpReader) = read.into();
-            let reader = cloud.service.read_dyn(&context, key.as_str(), read)?;
-            let (told, mut stream) = oio::Read::open(&reader, range).await?;
-            let body = stream.read_all().await?;
-            Ok::<_, opendal::Error>((told.into_metadata(), body.to_bytes()))
-        };
-        match fetched.await {
+        match cloud.fetch(&context, key, read).await {
             // A server that does not mind the condition still tells what it sent.
             Ok((Some(told), body)) => match cloud.version(&told).as_ref() == Some(&meta.version) {
                 true if body.len() as u64 == len => Ok(body),

@@ -166,6 +166,20 @@ impl Cloud {
         (OperationContext::from_parts(transport, self.executor.clone()), answered)
     }
 
+    /// What was read, and what was told of it.
+    async fn fetch(
+        &self,
+        context: &OperationContext,
+        key: &Key,
+        read: options::ReadOptions,
+    ) -> Result<(Option<Metadata>, Bytes), opendal::Error> {
+        let (range, read, _): (BytesRange, OpRead, OpReader) = read.into();
+        let reader = self.service.read_dyn(context, key.as_str(), read)?;
+        let (told, mut stream) = oio::Read::open(&reader, range).await?;
+        let body = stream.read_all().await?;
+        Ok((told.into_metadata(), body.to_bytes()))
+    }
+
     /// Whether this provider can hold the key as it is.
     fn check(&self, key: &Key) -> Result<()> {
         let name = key.as_str();
@@ -281,6 +295,10 @@ fn first_line(error: &opendal::Error) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
+fn tells_nothing(key: &Key) -> Error {
+    Error::new(ErrorKind::Unsupported, "the store tells nothing of the object").at(key)
+}
+
 /// For reads: everything that is not an answer is an error.
 fn read_error(answer: Answer, key: Option<&Key>) -> Error {
     let error = match answer {
@@ -323,18 +341,8 @@ impl Backend for Cloud {
             Some(version) => read.if_none_match = Some(etag(version)),
             None => {}
         }
-        let fetched = async {
-            let (range, read, _): (BytesRange, OpRead, OpReader) = read.into();
-            let reader = self.service.read_dyn(&context, key.as_str(), read)?;
-            let (told, mut stream) = oio::Read::open(&reader, range).await?;
-            let body = stream.read_all().await?;
-            Ok::<_, opendal::Error>((told.into_metadata(), body.to_bytes()))
-        };
-        match fetched.await {
-            Ok((None, _)) => {
-                Err(Error::new(ErrorKind::Unsupported, "the store tells nothing of the object")
-                    .at(key))
-            }
+        match self.fetch(&context, key, read).await {
+            Ok((None, _)) => Err(tells_nothing(key)),
             Ok((Some(meta), body)) => {
                 let date = answered.lock().unwrap_or_else(PoisonError::into_inner).date;
                 let meta = self.meta(&meta, body.len() as u64, date, key)?;
