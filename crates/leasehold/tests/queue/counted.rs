@@ -20,6 +20,12 @@ async fn push_and_drain(place: &Place, settings: QueueSettings) -> leasehold::st
     place.store.usage().since(&before)
 }
 
+/// One per task, and one every half a minute for the queue's settings: on a busy machine the test
+/// takes that long.
+fn assert_gets(used: &leasehold::store::meter::Usage) {
+    assert!((TASKS..=TASKS + 5).contains(&used.get), "{used:?}");
+}
+
 /// A ttl so long that no heartbeat falls into the test.
 fn calm() -> QueueSettings {
     QueueSettings {
@@ -33,7 +39,8 @@ fn calm() -> QueueSettings {
 async fn a_task_costs_three_puts_and_a_get() {
     for place in [memory(), on_s3("ministack", "three")] {
         let used = push_and_drain(&place, calm()).await;
-        assert_eq!((used.put, used.get, used.head), (3 * TASKS, TASKS, 0), "{used:?}");
+        assert_eq!((used.put, used.head), (3 * TASKS, 0), "{used:?}");
+        assert_gets(&used);
         assert!(used.list * 100 <= TASKS, "{used:?}");
         assert_eq!(used.delete, 2 * TASKS);
     }
@@ -43,7 +50,8 @@ async fn a_task_costs_three_puts_and_a_get() {
 async fn without_receipts_two() {
     for place in [memory(), on_s3("ministack", "two")] {
         let used = push_and_drain(&place, QueueSettings { receipts: false, ..calm() }).await;
-        assert_eq!((used.put, used.get, used.head), (2 * TASKS, TASKS, 0), "{used:?}");
+        assert_eq!((used.put, used.head), (2 * TASKS, 0), "{used:?}");
+        assert_gets(&used);
         assert!(used.list * 100 <= TASKS, "{used:?}");
     }
 }
