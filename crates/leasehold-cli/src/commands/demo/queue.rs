@@ -126,7 +126,7 @@ fn report(args: &Args, tasks: u32, seen: &Seen) -> anyhow::Result<Exit> {
     }
     render::line(format_args!(
         "{}  every task was completed, and has one receipt: {done} of {tasks}; \
-         {} were taken over from the dead",
+         {} of them taken over from the dead",
         verdict(right),
         seen.taken_over
     ))?;
