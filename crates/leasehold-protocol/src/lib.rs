@@ -18,6 +18,7 @@
 //! | [`time`] | the store's time and its text form |
 //! | [`duration`] | spans of time as text |
 //! | [`backoff`] | how long to wait before the next attempt |
+//! | [`mutant`] | known mistakes that the checkers must catch |
 //! | [`mod@format`] | the bytes of stored records |
 
 pub mod backoff;
@@ -29,6 +30,7 @@ pub mod key;
 pub mod layout;
 pub mod lease;
 pub mod merge;
+pub mod mutant;
 pub mod queue;
 pub mod settle;
 pub mod shard;
