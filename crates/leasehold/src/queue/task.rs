@@ -267,14 +267,10 @@ impl Held {
 
     async fn ack(self, result: Option<Json>) -> Result<Acked> {
         let queue = self.queue.clone();
-        let key = queue.keys().part(&self.unit, Part::Work)?;
         if !queue.settings().receipts {
             // Deleting is what completes it, so only whoever still has it may.
             self.tenure.check()?;
-            let first = queue.delete_work(&key, &self.version).await?;
-            if let Err(error) = self.tenure.remove().await {
-                tracing::debug!(%error, "left for the next sweep");
-            }
+            let first = self.remove().await?;
             return Ok(if first { Acked::First } else { Acked::Again });
         }
         let lease = self.tenure.lease();
@@ -304,16 +300,23 @@ impl Held {
         Ok(if first { Acked::First } else { Acked::Again })
     }
 
-    /// The task, then its lease: in that order.
     async fn clean_up(self) {
-        let cleaned = async {
-            let key = self.queue.keys().part(&self.unit, Part::Work)?;
-            self.queue.delete_work(&key, &self.version).await?;
-            self.tenure.remove().await
-        };
-        if let Err(error) = cleaned.await {
+        if let Err(error) = self.remove().await {
             tracing::debug!(%error, "left for the next sweep");
         }
+    }
+
+    /// The task, then its lease: in that order. Says whether the task was there.
+    async fn remove(&self) -> Result<bool> {
+        let key = self.queue.keys().part(&self.unit, Part::Work)?;
+        let first = match self.tenure.remove_with(&key, &self.version).await? {
+            Some(first) => first,
+            None => self.queue.delete_work(&key, &self.version).await?,
+        };
+        if let Err(error) = self.tenure.remove().await {
+            tracing::debug!(%error, "left for the next sweep");
+        }
+        Ok(first)
     }
 
     async fn failure(&self, error: &str) -> Result<Failure> {

@@ -85,6 +85,19 @@ pub trait Backend: Debug + Send + Sync + 'static {
         self.delete(key, Some(version)).await
     }
 
+    /// Deletes what is done and then the lease under which it was done, each in this version only,
+    /// and remembers the lease's token: as [`Backend::delete`] and [`Backend::retire`] do one after
+    /// the other. `None` where that is no better.
+    async fn finish(
+        &self,
+        work: (&Key, &Version),
+        lease: (&Key, &Version),
+        token: u64,
+    ) -> Result<Option<(Delete, Delete)>> {
+        let _ = (work, lease, token);
+        Ok(None)
+    }
+
     /// The fencing tokens that are yet to be given out at this key are above this. Zero where no
     /// lease is ever deleted by its release.
     async fn floor(&self, key: &Key) -> Result<u64> {
