@@ -416,7 +416,8 @@ async fn requests_are_counted() {
     let shard = leasehold::index::Shard::of("example.com", Width::USUAL);
     for n in 0..2499 {
         let row = format!("example.com\x1fA\x1f{n}\x1f2024-02-15T10:30:05Z\n");
-        drop_file(&store, &format!("indexes/domains/inbox/{shard}/{n}.usv"), &row).await;
+        let name = format!("a379a6f6eeafb9a5-{n:032x}");
+        drop_file(&store, &format!("indexes/domains/inbox/{shard}/{name}.usv"), &row).await;
     }
     let before = used();
     let done = index.compact_one(shard, &CompactOptions::default()).await.unwrap();

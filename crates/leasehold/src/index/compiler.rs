@@ -115,7 +115,8 @@ impl Index {
         while let Some(mut files) = listing.next(AT_ONCE).await? {
             flat.append(&mut files.remove(&shard).unwrap_or_default());
         }
-        let done = self.compact_fully(shard, Work { pending: None, flat }, options).await?;
+        let work = Work { pending: None, flat, whole: true };
+        let done = self.compact_fully(shard, work, options).await?;
         self.name_shards([shard].into()).await;
         Ok(done)
     }
@@ -140,12 +141,15 @@ impl Index {
             ));
         }
         let before = self.now().await?.minus(age).as_micros();
-        let options = CompactOptions {
-            purge_before: Some(before),
-            trigger: Trigger::default(),
-            ..options.clone()
-        };
-        self.compact_with(&options).await
+        let options = CompactOptions { trigger: Trigger::default(), ..options.clone() };
+        // First what waits anywhere: records in the wrong place go where they are seen.
+        let first = CompactOptions { purge_before: None, rewrite: false, ..options.clone() };
+        let mut pass = self.compact_with(&first).await?;
+        let options = CompactOptions { purge_before: Some(before), ..options };
+        let Pass { shards, failed } = self.compact_with(&options).await?;
+        pass.shards.extend(shards);
+        pass.failed.extend(failed);
+        Ok(pass)
     }
 
     async fn pass(&self, options: &CompactOptions, stop: &CancellationToken) -> Result<Pass> {
@@ -159,6 +163,7 @@ impl Index {
         let mut backlog = self.backlog(most).await?;
         let mut flat_files = self.flat_files()?;
         let mut flat = flat_files.next(AT_ONCE).await?.unwrap_or_default();
+        let whole = flat_files.is_done();
         let mut shards: BTreeSet<Shard> =
             backlog.inbox.keys().chain(flat.keys()).copied().collect();
         if options.rewrite || options.purge_before.is_some() {
@@ -175,7 +180,7 @@ impl Index {
                     false => None,
                 };
                 let flat = flat.remove(&shard).unwrap_or_default();
-                work.push((shard, Work { pending, flat }));
+                work.push((shard, Work { pending, flat, whole }));
             }
             self.work_through(work, options, stop, &mut pass).await?;
             // The names of a million flat files are not for memory: the rest comes in turn.
@@ -186,8 +191,9 @@ impl Index {
             backlog = Backlog { complete: true, ..Backlog::default() };
             shards = flat.keys().copied().collect();
         }
-        let created = pass.shards.iter().filter(|done| done.created).map(|done| done.shard);
-        self.name_shards(created.collect()).await;
+        // Not only those that were made: who made them may have died before naming them.
+        let written = pass.shards.iter().filter(|done| done.outcome == Outcome::Published);
+        self.name_shards(written.map(|done| done.shard).collect()).await;
         Ok(pass)
     }
 
@@ -245,9 +251,12 @@ impl Index {
         loop {
             // Flat files are taken in by parts as well.
             let later = work.flat.split_off(work.flat.len().min(most));
+            work.whole &= later.is_empty();
+            let whole = work.whole;
             let mut done = self.compact_shard(shard, work, options).await?;
             let more = done.more || !later.is_empty();
-            work = Work { pending: None, flat: later };
+            // Files that could not be deleted are there, though not in the next round.
+            work = Work { pending: None, flat: later, whole: whole && done.left == 0 };
             if let Some(before) = &all {
                 done.counts.inbox += before.counts.inbox;
                 done.counts.inserted += before.counts.inserted;
@@ -255,6 +264,7 @@ impl Index {
                 done.counts.older += before.counts.older;
                 done.counts.quarantined += before.counts.quarantined;
                 done.counts.purged += before.counts.purged;
+                done.counts.moved += before.counts.moved;
                 done.counts.rows_before = before.counts.rows_before;
                 done.swept += before.swept;
                 done.left += before.left;

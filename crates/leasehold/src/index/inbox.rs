@@ -188,6 +188,11 @@ pub(super) struct FlatFiles {
 }
 
 impl FlatFiles {
+    /// Whether the last file was told.
+    pub fn is_done(&self) -> bool {
+        self.listing.is_none()
+    }
+
     /// The next files, about as many as asked for, or `None` after the last.
     pub async fn next(&mut self, most: usize) -> Result<Option<Flat>> {
         let Some(listing) = &mut self.listing else { return Ok(None) };
