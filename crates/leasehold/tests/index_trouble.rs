@@ -404,3 +404,40 @@ async fn a_shard_that_was_not_named_is_named_later() {
     index.compact().await.unwrap();
     assert_eq!(index.package().shards, [Shard::of(KEY, Width::USUAL)]);
 }
+
+/// A directory whose flat inbox was empty for a while is not asked for single files any more; one that is
+/// dropped is seen all the same, at once, whatever its name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_dropped_into_an_empty_flat_inbox_is_seen_at_once() {
+    use leasehold::store::{Connect, StoreUrl};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let store = Connect::new(StoreUrl::Directory(path.clone())).open().unwrap();
+    let index = index(&store, &["domain", "n:integer"]).await;
+    let long = "x".repeat(290);
+    let layout = leasehold::protocol::layout::index::Layout::new("domains").unwrap();
+    // A name that is cut into folders: they stay when the file goes.
+    drop_file(&store, layout.flat(&long).unwrap().as_str(), &row(&long, 0, 1)).await;
+    index.compact().await.unwrap();
+    // Until the folder has not changed for so long that it counts as settled.
+    tokio::time::sleep(Duration::from_millis(3000)).await;
+    for _ in 0..3 {
+        assert_eq!(n(&index, KEY).await, None);
+        assert_eq!(n(&index, &long).await, Some(json!(0)));
+    }
+    let calls = || std::fs::metadata(path.join("indexes/domains")).unwrap().modified().unwrap();
+    let before = calls();
+    // As any tool does it, without us.
+    std::fs::write(path.join(format!("indexes/domains/{KEY}.usv")), row(KEY, 1, 1)).unwrap();
+    assert_ne!(calls(), before);
+    assert_eq!(n(&index, KEY).await, Some(json!(1)));
+    drop_file(&store, layout.flat(&long).unwrap().as_str(), &row(&long, 2, 2)).await;
+    assert_eq!(n(&index, &long).await, Some(json!(2)));
+    index.compact().await.unwrap();
+    for second in 3..6 {
+        assert_eq!(n(&index, KEY).await, Some(json!(second - 2)));
+        let file = path.join(format!("indexes/domains/{KEY}.usv"));
+        std::fs::write(file, row(KEY, second - 1, second as u32)).unwrap();
+        assert_eq!(n(&index, KEY).await, Some(json!(second - 1)));
+    }
+}

@@ -7,7 +7,7 @@ use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::shard::{KeyHash, Shard};
 
 use super::Index;
-use super::cache::CachedInbox;
+use super::cache::{CachedInbox, KnownFlat};
 use crate::store::large::Stamp;
 use crate::store::{Kind, List, Object, PAGE};
 use crate::{Key, Result};
@@ -80,6 +80,32 @@ impl Index {
         Ok(FlatFiles { index: self.clone(), listing })
     }
 
+    /// Whether it is known that the flat inbox holds no file of a plain name, without asking for one: the
+    /// folder is as it was when it held none.
+    pub(super) async fn flat_is_empty(&self) -> Result<bool> {
+        let (store, cache) = (&self.0.store, &self.0.cache);
+        let folder = self.0.layout.base().trim_end_matches('/');
+        let known = cache.flat();
+        let stamp = match known {
+            KnownFlat::Perhaps { later: 1.. } => return Ok(false),
+            _ => store.stamp(folder),
+        };
+        // A folder that has just changed will change again: then a look at the one file is cheaper.
+        let Some(stamp @ Stamp::Present { settled: true, .. }) = stamp else { return Ok(false) };
+        if let KnownFlat::None { stamp: before } = known
+            && stamp.confirms(&before)
+        {
+            return Ok(true);
+        }
+        let mut files = self.flat_files()?;
+        let is_empty = files.next(1).await?.is_none_or(|files| files.is_empty());
+        cache.keep_flat(match is_empty {
+            true => KnownFlat::None { stamp },
+            false => KnownFlat::Perhaps { later: 1000 },
+        });
+        Ok(is_empty)
+    }
+
     /// The shard that a file of the flat inbox belongs to by its name.
     fn flat_shard(&self, key: &Key) -> Option<Shard> {
         let name = self.0.layout.flat_name(key.as_str())?;
@@ -94,29 +120,30 @@ impl Index {
     /// inbox is long; none in a directory whose folder has not changed.
     pub(super) async fn pending_of(&self, shard: Shard, hash: &KeyHash) -> Result<Vec<Key>> {
         let layout = &self.0.layout;
-        let folder = layout.inbox_of(shard);
-        let stamp = self.0.store.stamp(folder.trim_end_matches('/'));
-        if stamp == Some(Stamp::Absent) {
-            return Ok(Vec::new());
-        }
-        if let (Some(stamp), Some(known)) = (stamp, self.0.cache.inbox(shard))
-            && stamp.confirms(&known.stamp)
+        let prefix = layout.inbox_of(shard);
+        let folder = prefix.trim_end_matches('/');
+        let (store, cache) = (&self.0.store, &self.0.cache);
+        if let Some(known) = cache.inbox(shard)
+            && store.stamp(folder).is_some_and(|stamp| stamp.confirms(&known.stamp))
         {
             return Ok(self.of_key(&known.keys, hash));
         }
-        let mut listing = self.0.store.list(List::prefix(&folder)?.unordered());
-        let listed = match self.0.store.peek(folder.trim_end_matches('/'), PAGE) {
-            Some(keys) => Some(keys),
+        let listed = match store.peek(folder, PAGE) {
+            Some((stamp, keys)) => Some((Some(stamp), keys)),
             None => {
+                // Before it is listed: what changes meanwhile shows the next time.
+                let stamp = store.stamp(folder);
+                let mut listing = store.list(List::prefix(&prefix)?.unordered());
                 let page = listing.next_page().await?.unwrap_or_default();
                 let whole = page.len() < PAGE;
-                whole.then(|| page.entries.into_iter().map(|entry| entry.key).collect())
+                let keys = || page.entries.into_iter().map(|entry| entry.key).collect();
+                whole.then(|| (stamp, keys()))
             }
         };
-        if let Some(keys) = listed {
+        if let Some((stamp, keys)) = listed {
             let ours = self.of_key(&keys, hash);
             if let Some(stamp) = stamp {
-                self.0.cache.keep_inbox(shard, Arc::new(CachedInbox { stamp, keys }));
+                cache.keep_inbox(shard, Arc::new(CachedInbox { stamp, keys }));
             }
             return Ok(ours);
         }

@@ -206,13 +206,15 @@ impl Store {
         retrying!(self.driver(), self.backend().discard(keys).await)
     }
 
-    /// The objects in a folder, if that can be told at once and there are at most `most`.
-    pub(crate) fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+    /// The objects in a folder, if that can be told at once and there are at most `most`, and the
+    /// folder's stamp before.
+    pub(crate) fn peek(&self, folder: &str, most: usize) -> Option<(Stamp, Vec<Key>)> {
         self.backend().peek(folder, most)
     }
 
-    /// The content of an object without its version, where finding that out costs extra.
-    pub(crate) fn slurp(&self, key: &Key) -> Option<Bytes> {
+    /// The content of an object without its version, where finding that out costs extra, and its stamp
+    /// before. Nothing, and absent, if it is not there.
+    pub(crate) fn slurp(&self, key: &Key) -> Option<(Stamp, Bytes)> {
         self.backend().slurp(key)
     }
 
