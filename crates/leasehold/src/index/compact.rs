@@ -18,6 +18,7 @@ use leasehold_protocol::merge::Digest;
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::shard::{KeyHash, Shard};
 
+use super::inbox::Waiting;
 use super::sort::{Sorted, Sorter, Spool, Spooled};
 use super::write::AHEAD;
 use super::{CompactOptions, Index};
@@ -100,8 +101,12 @@ impl Compaction {
 pub(super) struct Work {
     /// The inbox objects, if they were listed already.
     pub pending: Option<Vec<Key>>,
+    /// Whether there may be more than those.
+    pub more: bool,
     /// Files of the flat inbox.
     pub flat: Vec<Key>,
+    /// How much that is, and since when it waits, where that was asked for.
+    pub waiting: Waiting,
     /// Whether those are all that there are for this shard.
     pub whole: bool,
 }
@@ -358,10 +363,13 @@ impl Index {
         let known = self.known();
         let most = self.0.settings.most_objects.max(1);
         let mut pending = match &work.pending {
-            Some(pending) => pending[..pending.len().min(most)].to_vec(),
+            Some(pending) => pending.clone(),
             None => self.list_inbox(shard, most).await?,
         };
-        let more = pending.len() == most;
+        let more = match work.pending {
+            Some(_) => work.more,
+            None => pending.len() == most,
+        };
         let folder = self.0.settings.spool_folder.clone();
         let mut reading = Reading {
             schema: known.schema.clone(),

@@ -3,25 +3,35 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use leasehold_protocol::format::root::Limit;
 use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::shard::{KeyHash, Shard};
 
 use super::Index;
 use super::cache::{CachedInbox, KnownFlat};
 use crate::store::large::Stamp;
-use crate::store::{Kind, List, Object, PAGE};
-use crate::{Key, Result};
+use crate::store::{Detail, Kind, List, Object, PAGE};
+use crate::{Key, Result, StoreTime};
 
 /// How many inbox objects of a bucket are read at a time.
 const WINDOW: usize = 24;
 
-/// The pending objects of some shards.
+/// The pending objects of all shards that have any.
+pub(super) type Backlog = BTreeMap<Shard, Listed>;
+
+/// The pending objects of a shard, as far as they are listed.
 #[derive(Debug, Default)]
-pub(super) struct Backlog {
-    /// By shard.
-    pub inbox: BTreeMap<Shard, Vec<Key>>,
-    /// Whether `inbox` has all objects, and not only the shards that have any.
-    pub complete: bool,
+pub(super) struct Listed {
+    pub keys: Vec<Key>,
+    /// Whether there may be more.
+    pub more: bool,
+}
+
+impl Listed {
+    /// The objects, or `None` if they have yet to be listed.
+    pub fn known(self) -> Option<Vec<Key>> {
+        (!self.more || !self.keys.is_empty()).then_some(self.keys)
+    }
 }
 
 impl Index {
@@ -37,47 +47,55 @@ impl Index {
         Ok(keys)
     }
 
-    /// All that is pending, object by object if that is not more than `most`, else only which shards
-    /// have any. One LIST while the inbox is small.
+    /// All that is pending: object by object if that is not much more than `most`, else as far as it is
+    /// listed by then, and which other shards have any. As many LISTs as there are pages, and one.
     pub(super) async fn backlog(&self, most: usize) -> Result<Backlog> {
         let layout = &self.0.layout;
-        let mut backlog = Backlog { complete: true, ..Backlog::default() };
+        let mut backlog = Backlog::new();
         let mut listing = self.0.store.list(List::prefix(layout.inbox())?.unordered());
-        let mut count = 0;
-        while let Some(page) = listing.next_page().await? {
+        let (mut count, mut last, mut cut) = (0, None, false);
+        while !cut && let Some(page) = listing.next_page().await? {
+            cut = count >= most;
             count += page.entries.len();
-            if count > most {
-                backlog.complete = false;
-                break;
-            }
             for entry in page.entries {
                 if let Some((shard, _)) = layout.pending(entry.key.as_str()) {
-                    backlog.inbox.entry(shard).or_default().push(entry.key);
+                    backlog.entry(shard).or_default().keys.push(entry.key);
+                    last = Some(shard);
                 }
             }
         }
-        if !backlog.complete {
-            backlog.inbox.clear();
+        if cut {
+            // In order, only the last shard can have more. A directory is not listed in order.
+            let ordered = self.0.store.kind() != Kind::Directory
+                && !self.0.store.limits().await?.contains(&Limit::ListOrder);
+            match ordered {
+                true => _ = last.map(|last| backlog.entry(last).or_default().more = true),
+                false => backlog.clear(),
+            }
             let mut listing = self.0.store.list(List::prefix(layout.inbox())?.delimited());
             while let Some(page) = listing.next_page().await? {
-                for shard in
-                    page.prefixes.iter().filter_map(|prefix| layout.shard_of_prefix(prefix))
-                {
-                    backlog.inbox.entry(shard).or_default();
+                let prefixes = page.prefixes.iter();
+                for shard in prefixes.filter_map(|prefix| layout.shard_of_prefix(prefix)) {
+                    backlog.entry(shard).or_insert(Listed { keys: Vec::new(), more: true });
                 }
             }
         }
         let width = self.known().package.width;
-        backlog.inbox.retain(|shard, _| shard.width() == width);
+        backlog.retain(|shard, _| shard.width() == width);
         Ok(backlog)
     }
 
     /// Lists the flat inbox, if there is one.
     pub(super) fn flat_files(&self) -> Result<FlatFiles> {
-        let list = List::prefix(self.0.layout.base())?.delimited().unordered();
+        self.flat_files_in(Detail::Keys)
+    }
+
+    /// The same; with sizes and times, it also tells how much waits and since when.
+    pub(super) fn flat_files_in(&self, detail: Detail) -> Result<FlatFiles> {
+        let list = List::prefix(self.0.layout.base())?.delimited().unordered().detail(detail);
         let flat = self.known().package.flat_inbox;
         let listing = flat.then(|| self.0.store.list(list));
-        Ok(FlatFiles { index: self.clone(), listing })
+        Ok(FlatFiles { index: self.clone(), listing, waiting: BTreeMap::new() })
     }
 
     /// Whether it is known that the flat inbox holds no file of a plain name, without asking for one: the
@@ -212,9 +230,22 @@ pub(super) type Flat = BTreeMap<Shard, Vec<Key>>;
 pub(super) struct FlatFiles {
     index: Index,
     listing: Option<crate::store::Listing>,
+    waiting: BTreeMap<Shard, Waiting>,
+}
+
+/// How much waits for a shard in the flat inbox, and since when.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Waiting {
+    pub bytes: u64,
+    pub since: Option<StoreTime>,
 }
 
 impl FlatFiles {
+    /// What waits for a shard, of the files that were told.
+    pub fn waiting(&self, shard: Shard) -> Waiting {
+        self.waiting.get(&shard).copied().unwrap_or_default()
+    }
+
     /// Whether the last file was told.
     pub fn is_done(&self) -> bool {
         self.listing.is_none()
@@ -231,6 +262,12 @@ impl FlatFiles {
             };
             for entry in page.entries {
                 if let Some(shard) = self.index.flat_shard(&entry.key) {
+                    let waiting = self.waiting.entry(shard).or_default();
+                    waiting.bytes = waiting.bytes.saturating_add(entry.size.unwrap_or(0));
+                    waiting.since = match (waiting.since, entry.modified) {
+                        (Some(since), Some(modified)) => Some(since.min(modified)),
+                        (since, modified) => since.or(modified),
+                    };
                     flat.entry(shard).or_default().push(entry.key);
                     count += 1;
                 }

@@ -131,12 +131,10 @@ struct Plan {
 impl Plan {
     async fn read(&self, shard: Shard, send: &mpsc::Sender<Result<Chunk>>) -> Result<()> {
         let index = &self.index;
-        let mut keys: Vec<Key> = match self.backlog.complete {
-            true => self.backlog.inbox.get(&shard).cloned().unwrap_or_default(),
-            false if self.backlog.inbox.contains_key(&shard) => {
-                index.list_inbox(shard, usize::MAX).await?
-            }
-            false => Vec::new(),
+        let mut keys: Vec<Key> = match self.backlog.get(&shard) {
+            Some(listed) if listed.more => index.list_inbox(shard, usize::MAX).await?,
+            Some(listed) => listed.keys.clone(),
+            None => Vec::new(),
         };
         keys.extend(self.flat.get(&shard).into_iter().flatten().cloned());
         let sorted = match keys.is_empty() {
