@@ -441,3 +441,52 @@ async fn a_file_dropped_into_an_empty_flat_inbox_is_seen_at_once() {
         assert_eq!(n(&index, KEY).await, Some(json!(second - 1)));
     }
 }
+
+/// Objects that are larger than what is read at once: every row counts, good or bad, and a file that is
+/// overwritten meanwhile stays.
+#[tokio::test]
+async fn large_objects_are_taken_in_by_pieces() {
+    let memory = Memory::new(Env::system());
+    let (gate, store) = gated(&memory);
+    let index = index(&store, &["domain", "text"]).await;
+    let keys_here = neighbours(200);
+    let text = "x".repeat(30_000);
+    let row =
+        |key: &str, second: u32| format!("{key}\x1f{text}\x1f2024-02-15T10:30:{second:02}Z\n");
+    let mut body: String = keys_here.iter().map(|key| row(key, 1)).collect();
+    body.push_str("nonsense\n");
+    assert!(body.len() > 5 << 20);
+    let file = format!("indexes/domains/{}.usv", keys_here[0]);
+    drop_file(&store, &file, &body).await;
+    drop_file(&store, "indexes/domains/inbox/a3/large.usv", &body.replace(":01Z", ":02Z")).await;
+    let seen = scanned_keys(&index).await;
+    assert_eq!(seen, keys_here);
+    let mut at = gate.stop(Verb::Put, "shards/a3.usv");
+    let compacting = tokio::spawn({
+        let index = index.clone();
+        async move { index.compact().await }
+    });
+    at.reached().await;
+    drop_file(&store, &file, &row(&keys_here[0], 5)).await;
+    at.go();
+    let pass = compacting.await.unwrap().unwrap();
+    assert_eq!((pass.records(), pass.shards[0].counts.quarantined), (402, 2));
+    assert_eq!(keys(&store, &file).await.len(), 1, "overwritten meanwhile");
+    assert!(keys(&store, "indexes/domains/inbox/").await.is_empty());
+    index.compact().await.unwrap();
+    let verified = index.verify().await.unwrap();
+    assert_eq!((verified.rows, verified.findings.len()), (200, 0), "{:?}", verified.findings);
+    let first = index.get_json(&keys_here[0]).await.unwrap().unwrap();
+    assert_eq!(first["updated_at"], "2024-02-15T10:30:05.000000Z");
+    assert_eq!(index.quarantined().await.unwrap().len(), 2);
+}
+
+async fn scanned_keys(index: &Index) -> Vec<String> {
+    let mut scan = index.scan(1).await.unwrap();
+    let (mut seen, schema) = (Vec::new(), index.schema());
+    while let Some(chunk) = scan.next().await.unwrap() {
+        let keys = chunk.records(&schema).map(|row| schema.read_json(row)["domain"].clone());
+        seen.extend(keys.map(|key| key.as_str().unwrap().to_owned()));
+    }
+    seen
+}

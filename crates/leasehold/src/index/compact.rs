@@ -399,7 +399,16 @@ impl Index {
                 }
                 Ok(())
             };
-            self.read_objects(keys, each).await?;
+            let large = self.read_objects(keys, each).await?;
+            for key in large {
+                let ours = self.0.layout.is_ours(key.as_str());
+                reading.ahead = if ours { i64::MAX } else { ahead };
+                match self.take_large(&key, shard, &mut reading, options).await? {
+                    Some(version) if !ours => flat.push((key, version)),
+                    Some(_) => {}
+                    None => gone = true,
+                }
+            }
             if gone {
                 // Merged by another compiler, whose shard is not the one that we opened.
                 return Err(Stop::Abort("another compiler has taken the inbox".to_owned()));
@@ -419,7 +428,11 @@ impl Index {
                 }
                 Ok(())
             };
-            self.read_objects(keys, each).await?;
+            let large = self.read_objects(keys, each).await?;
+            for key in large {
+                let version = self.take_large(&key, shard, &mut reading, options).await?;
+                flat.extend(version.map(|version| (key, version)));
+            }
             self.set_aside(shard, &mut reading, options).await?;
         }
         let records = reading.sorter.pushed() + reading.quarantined;
@@ -429,6 +442,23 @@ impl Index {
         };
         let Reading { sorter, quarantined, .. } = reading;
         Ok(Taken { sorted: sorter.finish()?, records, quarantined, pending, flat, more, resorted })
+    }
+
+    /// Reads an object that is too large for memory, and returns its version, or `None` if it is gone.
+    async fn take_large(
+        &self,
+        key: &Key,
+        shard: Shard,
+        reading: &mut Reading,
+        options: &CompactOptions,
+    ) -> Result<Option<Version>, Stop> {
+        let Some(source) = self.0.store.open(key).await? else { return Ok(None) };
+        let mut pieces = Pieces::new(&*source);
+        while let Some(rows) = pieces.next().await? {
+            reading.read(key, &rows)?;
+            self.set_aside(shard, reading, options).await?;
+        }
+        Ok(Some(source.meta().version.clone()))
     }
 
     /// Reads a shard that is not sorted like an inbox.

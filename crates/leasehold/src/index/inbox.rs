@@ -7,9 +7,9 @@ use leasehold_protocol::format::root::Limit;
 use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::shard::{KeyHash, Shard};
 
-use super::Index;
 use super::cache::{CachedInbox, KnownFlat};
-use crate::store::large::Stamp;
+use super::{Index, Inner};
+use crate::store::large::{SMALL, Stamp};
 use crate::store::{Detail, Kind, List, Object, PAGE};
 use crate::{Key, Result, StoreTime};
 
@@ -189,21 +189,31 @@ impl Index {
         keys.iter().filter(may_hold).cloned().collect()
     }
 
-    /// Reads these objects and hands each to `each`, in any order; `None` for one that is gone.
+    /// Reads these objects and hands each to `each`, in any order; `None` for one that is gone. Returns
+    /// those that are too large for that: they are to be read in pieces.
     pub(super) async fn read_objects(
         &self,
         keys: &[Key],
         mut each: impl FnMut(&Key, Option<Object>) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Vec<Key>> {
         let store = &self.0.store;
+        let mut large = Vec::new();
+        let mut hand_over = |key: Key, read: Small| match read {
+            Small::Gone => each(&key, None),
+            Small::Whole(object) => each(&key, Some(object)),
+            Small::TooLarge => {
+                large.push(key);
+                Ok(())
+            }
+        };
         if matches!(store.kind(), Kind::Directory | Kind::Memory) {
             for (at, key) in keys.iter().enumerate() {
-                each(key, store.get(key).await?)?;
+                hand_over(key.clone(), Small::read(self, key).await?)?;
                 if at % 64 == 63 {
                     tokio::task::yield_now().await;
                 }
             }
-            return Ok(());
+            return Ok(large);
         }
         let mut reads = tokio::task::JoinSet::new();
         let mut rest = keys.iter();
@@ -211,15 +221,39 @@ impl Index {
             while reads.len() < WINDOW
                 && let Some(key) = rest.next()
             {
-                let (store, key) = (store.clone(), key.clone());
-                reads.spawn(async move { (store.get(&key).await, key) });
+                let (index, key) = (self.clone(), key.clone());
+                reads.spawn(async move { (Small::read(&index, &key).await, key) });
             }
-            let Some(read) = reads.join_next().await else { return Ok(()) };
-            let (object, key) = read.map_err(|error| {
+            let Some(read) = reads.join_next().await else { return Ok(large) };
+            let (read, key) = read.map_err(|error| {
                 crate::Error::unavailable("reading was interrupted").caused_by(error)
             })?;
-            each(&key, object?)?;
+            hand_over(key, read?)?;
         }
+    }
+}
+
+/// An object that is read at once if it is small.
+enum Small {
+    Gone,
+    Whole(Object),
+    TooLarge,
+}
+
+impl Small {
+    async fn read(index: &Index, key: &Key) -> Result<Self> {
+        let Inner { store, layout, .. } = &*index.0;
+        // One record is never too large, and most objects hold one: the shorter way.
+        let single = matches!(layout.pending(key.as_str()), Some((_, Pending::Single { .. })));
+        if single && layout.is_ours(key.as_str()) {
+            return Ok(store.get(key).await?.map_or(Self::Gone, Self::Whole));
+        }
+        let Some(source) = store.open(key).await? else { return Ok(Self::Gone) };
+        if source.meta().size > SMALL as u64 {
+            return Ok(Self::TooLarge);
+        }
+        let (body, meta) = (source.read_at(0, SMALL).await?, source.meta().clone());
+        Ok(Self::Whole(Object { body, meta }))
     }
 }
 

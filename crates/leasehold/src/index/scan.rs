@@ -179,11 +179,9 @@ impl Plan {
         let ahead = index.now().await?.plus(AHEAD).as_micros();
         let folder = index.settings().spool_folder.clone();
         let mut sorter = Sorter::new(schema.clone(), folder, BUDGET);
-        let each = |key: &Key, object: Option<Object>| {
-            // One that is gone is in the shard by now, which is read after this.
-            let Some(object) = object else { return Ok(()) };
+        let mut read = |key: &Key, rows: &[u8]| {
             let checked = index.0.layout.is_ours(key.as_str());
-            for raw in usv::rows(&object.body) {
+            for raw in usv::rows(rows) {
                 let pushed = sorter.push(|out| {
                     let start = out.len();
                     let row = schema.canonical(raw, out).map_err(|_| ())?;
@@ -199,7 +197,18 @@ impl Plan {
             }
             Ok(())
         };
-        index.read_objects(keys, each).await?;
+        // One that is gone is in the shard by now, which is read after this.
+        let each = |key: &Key, object: Option<Object>| match object {
+            Some(object) => read(key, &object.body),
+            None => Ok(()),
+        };
+        for key in index.read_objects(keys, each).await? {
+            let Some(source) = index.store().open(&key).await? else { continue };
+            let mut pieces = Pieces::new(&*source);
+            while let Some(rows) = pieces.next().await? {
+                read(&key, &rows)?;
+            }
+        }
         sorter.finish()
     }
 

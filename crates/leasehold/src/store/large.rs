@@ -24,7 +24,7 @@ use crate::{Error, ErrorKind, Result};
 pub const PIECE: usize = 6 << 20;
 
 /// Up to this size an object is read at once when it is opened.
-pub(super) const SMALL: usize = 1 << 20;
+pub(crate) const SMALL: usize = 1 << 20;
 
 /// An object that is read in pieces. All of them are of the version in [`Source::meta`]: if the
 /// object is replaced meanwhile, reading goes on or fails, and never mixes.
