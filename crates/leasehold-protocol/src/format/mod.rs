@@ -2,6 +2,7 @@
 
 pub mod datapackage;
 pub mod lease;
+pub mod quarantine;
 pub mod queue;
 pub mod root;
 pub mod row;

@@ -145,15 +145,17 @@ pub trait Backend: Debug + Send + Sync + 'static {
         None
     }
 
-    /// The objects in this folder, if that can be told at once and there are at most `most`.
-    fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+    /// The objects in this folder, if that can be told at once and there are at most `most`, and what
+    /// [`Backend::stamp`] would have said before.
+    fn peek(&self, folder: &str, most: usize) -> Option<(Stamp, Vec<Key>)> {
         let _ = (folder, most);
         None
     }
 
-    /// The content of an object without its version, where finding that out costs extra. `None` if
-    /// this is no such store, or if the object is not there or too large.
-    fn slurp(&self, key: &Key) -> Option<Bytes> {
+    /// The content of an object without its version, where finding that out costs extra, and what
+    /// [`Backend::stamp`] would have said before. `None` if this is no such store, or if the object is
+    /// too large.
+    fn slurp(&self, key: &Key) -> Option<(Stamp, Bytes)> {
         let _ = key;
         None
     }

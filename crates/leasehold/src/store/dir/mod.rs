@@ -344,11 +344,11 @@ impl Backend for Dir {
         self.stamp_of(name)
     }
 
-    fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+    fn peek(&self, folder: &str, most: usize) -> Option<(Stamp, Vec<Key>)> {
         list::peek(&self.0, folder, most)
     }
 
-    fn slurp(&self, key: &Key) -> Option<Bytes> {
+    fn slurp(&self, key: &Key) -> Option<(Stamp, Bytes)> {
         self.slurp_file(key)
     }
 
