@@ -1,0 +1,236 @@
+//! Is a history linearizable? Is there a moment within each operation at which it could have
+//! happened, all at once, so that every answer is right?
+//!
+//! Events are gone through in time. What is kept is every *configuration* in which the object could
+//! be: its state, which of the operations under way have happened already, and which open ones still
+//! may. When an operation returns it must have happened, so each configuration is continued by all
+//! orders of operations under way that end with it (Wing and Gong, with Lowe's memory of what was
+//! seen). Where nobody is at work only states are left, so memory does not grow with the history.
+//!
+//! Open operations (no answer, or a process that was killed) stay possible for ever. What keeps them
+//! from doubling the work each:
+//! - one that can have no effect any more is forgotten ([`Model::is_spent`]), and one that would change
+//!   nothing is not tried;
+//! - of those that are alike, only the first is tried ([`Model::alike`]);
+//! - a configuration with fewer of them left than another, and otherwise equal, can do nothing that
+//!   the other cannot.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fmt::Debug;
+use std::hash::Hash;
+
+/// What an object is supposed to do.
+pub trait Model {
+    /// What it remembers.
+    type State: Clone + Eq + Hash + Debug;
+    /// An operation and what it was told; for an open one, what it may have done.
+    type Op: Debug;
+
+    /// How it begins.
+    fn start(&self) -> Self::State;
+
+    /// The states that the operation, with this answer, can lead to. None: it cannot happen here.
+    fn step(&self, state: &Self::State, op: &Self::Op) -> Vec<Self::State>;
+
+    /// Whether an open operation can never have an effect from this state on.
+    fn is_spent(&self, state: &Self::State, op: &Self::Op) -> bool;
+
+    /// Whether two open operations do the same, whichever happens first.
+    fn alike(&self, one: &Self::Op, other: &Self::Op) -> bool;
+}
+
+/// An operation in time.
+#[derive(Debug, Clone)]
+pub struct Timed<O> {
+    /// When it began.
+    pub begin: u64,
+    /// When it returned; `None` if it is open.
+    pub end: Option<u64>,
+    /// Who did it, for messages.
+    pub by: String,
+    /// What.
+    pub op: O,
+}
+
+/// How a search came out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// There is an order.
+    Linearizable,
+    /// There is none. Says which answer cannot be, and what the object could have been.
+    Broken(String),
+    /// Too many orders to try all of them.
+    Undecided(String),
+}
+
+/// How many configurations are looked at for one answer at most.
+const MOST: usize = 400_000;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Configuration<S> {
+    state: S,
+    /// Operations under way that have happened.
+    happened: BTreeSet<usize>,
+    /// Open operations that may still happen.
+    left: BTreeSet<usize>,
+}
+
+/// Looks for an order.
+pub fn search<M: Model>(model: &M, history: &[Timed<M::Op>]) -> Outcome {
+    let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(history.len() * 2);
+    for (at, timed) in history.iter().enumerate() {
+        // What begins at the very moment at which something else returns overlaps it.
+        events.push((timed.begin, false, at));
+        if let Some(end) = timed.end {
+            events.push((end, true, at));
+        }
+    }
+    events.sort_unstable();
+    let mut search = Search { model, history, under_way: BTreeSet::new() };
+    let start =
+        Configuration { state: model.start(), happened: BTreeSet::new(), left: BTreeSet::new() };
+    let mut configurations = vec![start];
+    for (_, returns, at) in events {
+        if returns {
+            let next = match search.returned(&configurations, at) {
+                Ok(next) => next,
+                Err(()) => return Outcome::Undecided(search.story(&configurations, at)),
+            };
+            if next.is_empty() {
+                return Outcome::Broken(search.story(&configurations, at));
+            }
+            search.under_way.remove(&at);
+            configurations = next;
+        } else if history[at].end.is_some() {
+            search.under_way.insert(at);
+        } else {
+            for configuration in &mut configurations {
+                if !model.is_spent(&configuration.state, &history[at].op) {
+                    configuration.left.insert(at);
+                }
+            }
+        }
+    }
+    Outcome::Linearizable
+}
+
+struct Search<'a, M: Model> {
+    model: &'a M,
+    history: &'a [Timed<M::Op>],
+    under_way: BTreeSet<usize>,
+}
+
+impl<M: Model> Search<'_, M> {
+    /// All configurations in which `at` has happened.
+    fn returned(
+        &self,
+        configurations: &[Configuration<M::State>],
+        at: usize,
+    ) -> Result<Vec<Configuration<M::State>>, ()> {
+        let mut results: Vec<Configuration<M::State>> = Vec::new();
+        let mut seen: HashSet<Configuration<M::State>> = HashSet::new();
+        let mut stack: Vec<Configuration<M::State>> = Vec::new();
+        for configuration in configurations {
+            if configuration.happened.contains(&at) {
+                let mut kept = configuration.clone();
+                kept.happened.remove(&at);
+                keep_best(&mut results, kept);
+            } else if seen.insert(configuration.clone()) {
+                stack.push(configuration.clone());
+            }
+        }
+        while let Some(configuration) = stack.pop() {
+            if seen.len() > MOST {
+                return Err(());
+            }
+            for candidate in self.candidates(&configuration) {
+                for state in self.model.step(&configuration.state, &self.history[candidate].op) {
+                    // An open operation that changes nothing might as well not have happened.
+                    let open = configuration.left.contains(&candidate);
+                    if open && state == configuration.state {
+                        continue;
+                    }
+                    let mut next = Configuration {
+                        happened: configuration.happened.clone(),
+                        left: configuration.left.clone(),
+                        state,
+                    };
+                    if open {
+                        next.left.remove(&candidate);
+                    } else if candidate != at {
+                        next.happened.insert(candidate);
+                    }
+                    let spent =
+                        |op: &usize| !self.model.is_spent(&next.state, &self.history[*op].op);
+                    next.left.retain(spent);
+                    if candidate == at {
+                        keep_best(&mut results, next);
+                    } else if seen.insert(next.clone()) {
+                        stack.push(next);
+                    }
+                }
+            }
+        }
+        Ok(results)
+    }
+
+    /// What may happen next: anything under way, and of open ones that are alike the first.
+    fn candidates(&self, configuration: &Configuration<M::State>) -> Vec<usize> {
+        let mut candidates: Vec<usize> =
+            self.under_way.difference(&configuration.happened).copied().collect();
+        let mut open: Vec<usize> = Vec::new();
+        for at in &configuration.left {
+            let op = &self.history[*at].op;
+            if !open.iter().any(|other| self.model.alike(&self.history[*other].op, op)) {
+                open.push(*at);
+            }
+        }
+        candidates.append(&mut open);
+        candidates
+    }
+
+    fn story(&self, configurations: &[Configuration<M::State>], at: usize) -> String {
+        let timed = &self.history[at];
+        let mut states: Vec<String> = Vec::new();
+        for configuration in configurations {
+            let state = format!("{:?}", configuration.state);
+            if !states.contains(&state) && states.len() < 4 {
+                states.push(state);
+            }
+        }
+        let others: Vec<String> = self
+            .under_way
+            .iter()
+            .filter(|other| **other != at)
+            .map(|other| {
+                format!("{} by {}", show(&self.history[*other].op), self.history[*other].by)
+            })
+            .collect();
+        format!(
+            "{} by {}, from {} to {}, cannot be: the object was {}{}",
+            show(&timed.op),
+            timed.by,
+            timed.begin,
+            timed.end.unwrap_or_default(),
+            states.join(" or "),
+            match others.is_empty() {
+                true => String::new(),
+                false => format!("; at the same time: {}", others.join(", ")),
+            }
+        )
+    }
+}
+
+fn show(op: &impl Debug) -> String {
+    format!("{op:?}")
+}
+
+/// Adds a configuration unless another can do all that it can; takes out those that it outdoes.
+fn keep_best<S: Eq>(all: &mut Vec<Configuration<S>>, new: Configuration<S>) {
+    let same = |one: &Configuration<S>| one.state == new.state && one.happened == new.happened;
+    if all.iter().any(|one| same(one) && one.left.is_superset(&new.left)) {
+        return;
+    }
+    all.retain(|one| !(same(one) && one.left.is_subset(&new.left)));
+    all.push(new);
+}
