@@ -176,10 +176,7 @@ async fn tortured(
         bar.set_position((log.now() - begin) / 1_000_000_000);
         bar.set_message(format!("{kills} kills, {pauses} pauses"));
     };
-    let interrupted = async {
-        let _ = tokio::signal::ctrl_c().await;
-    };
-    troupe.play(&plan, torture.kills, show, interrupted).await?;
+    troupe.play(&plan, torture.kills, show, interruption()).await?;
     bar.set_message("the faults are over: draining");
     calm(&plan, &evidence.0, &log)?;
     proxy.iter().for_each(Proxy::calm);
@@ -195,6 +192,21 @@ async fn tortured(
     let report = check::check(&read_logs(&evidence.0)?);
     bar.finish_and_clear();
     verdict::give(args, &plan, &report, &evidence.0)
+}
+
+/// The first interrupt ends the faults, and what was done so far is checked; the second one ends all.
+async fn interruption() {
+    let (first, heard) = tokio::sync::oneshot::channel();
+    tokio::spawn(async move {
+        let _ = tokio::signal::ctrl_c().await;
+        let _ = first.send(());
+        let _ = tokio::signal::ctrl_c().await;
+        // The players end with us.
+        std::process::exit(130);
+    });
+    if heard.await.is_err() {
+        std::future::pending().await
+    }
 }
 
 /// Interrupted before its end: the players that start now are to know that the faults are over.

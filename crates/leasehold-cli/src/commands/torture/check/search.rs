@@ -234,3 +234,124 @@ fn keep_best<S: Eq>(all: &mut Vec<Configuration<S>>, new: Configuration<S>) {
     all.retain(|one| !(same(one) && one.left.is_subset(&new.left)));
     all.push(new);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::torture::check::lock::{Lock, Op as LockOp};
+    use crate::commands::torture::check::register::{Op, Register};
+    use crate::commands::torture::log::Value;
+    use crate::commands::torture::plan::Dice;
+
+    /// The definition itself: tries every order. Open operations may be left out.
+    fn by_definition<M: Model>(model: &M, history: &[Timed<M::Op>]) -> bool {
+        fn go<M: Model>(
+            model: &M,
+            history: &[Timed<M::Op>],
+            state: &M::State,
+            done: &mut Vec<bool>,
+        ) -> bool {
+            let missing = |at: usize| !done[at] && history[at].end.is_some();
+            // Whoever comes next must not have begun after another one of these returned.
+            let before = (0..history.len()).filter(|at| missing(*at));
+            let Some(limit) = before.filter_map(|at| history[at].end).min() else { return true };
+            for at in 0..history.len() {
+                if done[at] || history[at].begin > limit {
+                    continue;
+                }
+                for next in model.step(state, &history[at].op) {
+                    done[at] = true;
+                    if go(model, history, &next, done) {
+                        return true;
+                    }
+                    done[at] = false;
+                }
+            }
+            false
+        }
+        go(model, history, &model.start(), &mut vec![false; history.len()])
+    }
+
+    fn times(dice: &mut Dice) -> (u64, Option<u64>) {
+        let begin = dice.below(30);
+        let end = (!dice.permille(250)).then(|| begin + 1 + dice.below(12));
+        (begin, end)
+    }
+
+    fn agree<M: Model>(model: &M, histories: Vec<Vec<Timed<M::Op>>>) {
+        let (mut good, mut bad) = (0, 0);
+        for history in histories {
+            let expected = by_definition(model, &history);
+            let found = search(model, &history);
+            assert_eq!(found == Outcome::Linearizable, expected, "{found:?}: {history:#?}");
+            assert!(!matches!(found, Outcome::Undecided(_)));
+            if expected { good += 1 } else { bad += 1 }
+        }
+        assert!(good > 500 && bad > 500, "{good} good, {bad} bad: too easy");
+    }
+
+    #[test]
+    fn the_search_agrees_with_the_definition_on_registers() {
+        let value = |n: u64, by: u64| (n > 0).then(|| Value { n, by: by.to_string(), token: 0 });
+        let mut dice = Dice::new(1, &[]);
+        let history = |dice: &mut Dice| {
+            let mut history = Vec::new();
+            for at in 0..2 + dice.below(6) {
+                let (begin, end) = times(dice);
+                // Few values, so that they meet; each is written once.
+                let n = dice.below(3);
+                let from = value(n, if n == 0 { 0 } else { dice.below(at + 1) });
+                let to = Value { n: n + 1, by: at.to_string(), token: 0 };
+                let op = match (dice.below(4), end) {
+                    (_, None) => Op::Open(from, to),
+                    (0, _) => Op::Read(from),
+                    (1, _) => Op::Refused(from),
+                    _ => Op::Swapped(from, to),
+                };
+                history.push(Timed { begin, end, by: at.to_string(), op });
+            }
+            history
+        };
+        agree(&Register, (0..20_000).map(|_| history(&mut dice)).collect());
+    }
+
+    #[test]
+    fn the_search_agrees_with_the_definition_on_locks() {
+        let mut dice = Dice::new(2, &[]);
+        let history = |dice: &mut Dice| {
+            let mut history: Vec<Timed<LockOp>> = Vec::new();
+            let mut token = 0;
+            for _ in 0..1 + dice.below(3) {
+                let (begin, end) = times(dice);
+                token += 1 + dice.below(2);
+                let Some(end) = end else {
+                    let (by, op) = (token.to_string(), LockOp::OpenAcquire);
+                    history.push(Timed { begin, end: None, by, op });
+                    continue;
+                };
+                let mut add = |begin: u64, end: Option<u64>, op: LockOp| {
+                    history.push(Timed { begin, end, by: token.to_string(), op });
+                };
+                add(begin, Some(end), LockOp::Acquired(token));
+                // What its holder does comes after it, in turn.
+                let mut at = end + dice.below(8);
+                if dice.permille(600) {
+                    add(at, Some(at + 1), LockOp::Checked(token));
+                    at += 1 + dice.below(8);
+                }
+                match dice.below(4) {
+                    0 => add(at, Some(at + 3), LockOp::Released(token)),
+                    1 => add(at, Some(at + 3), LockOp::LostOnRelease(token)),
+                    2 => add(at, None, LockOp::OpenRelease(token)),
+                    _ => {}
+                }
+            }
+            let (begin, end) = times(dice);
+            if end.is_some() {
+                history.push(Timed { begin, end, by: "other".into(), op: LockOp::Held });
+            }
+            history
+        };
+        agree(&Lock, (0..20_000).map(|_| history(&mut dice)).collect());
+    }
+}
