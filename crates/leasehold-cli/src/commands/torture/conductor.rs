@@ -63,7 +63,7 @@ impl<'a> Troupe<'a> {
         mut tell: impl FnMut(u64, u64),
         stop: impl Future<Output = ()>,
     ) -> anyhow::Result<()> {
-        let mut dice = Dice::new(plan.seed, &[0xc0_4d]);
+        let mut dice = Dice::new(plan.seed, &[0xc04d]);
         let log = self.stage.log;
         let between_kills = match kills_per_minute {
             0 => u64::MAX,

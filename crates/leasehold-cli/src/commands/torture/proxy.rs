@@ -105,7 +105,7 @@ impl Proxy {
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.context("no port for the proxy")?;
         let port = listener.local_addr()?.port();
-        let dice = Mutex::new(Dice::new(plan.seed, &[0x00f1_5e]));
+        let dice = Mutex::new(Dice::new(plan.seed, &[0xf15e]));
         let shared = Arc::new(Shared {
             target,
             plan,

@@ -5,7 +5,8 @@
 //! be: its state, which of the operations under way have happened already, and which open ones still
 //! may. When an operation returns it must have happened, so each configuration is continued by all
 //! orders of operations under way that end with it (Wing and Gong, with Lowe's memory of what was
-//! seen). Where nobody is at work only states are left, so memory does not grow with the history.
+//! seen). Who only looks happens as soon as it can. Where nobody is at work only states are left, so
+//! memory does not grow with the history.
 //!
 //! Open operations (no answer, or a process that was killed) stay possible for ever. What keeps them
 //! from doubling the work each:
@@ -103,6 +104,9 @@ pub fn search<M: Model>(model: &M, history: &[Timed<M::Op>]) -> Outcome {
             configurations = next;
         } else if history[at].end.is_some() {
             search.under_way.insert(at);
+            for configuration in &mut configurations {
+                search.look(configuration, at);
+            }
         } else {
             for configuration in &mut configurations {
                 if !model.is_spent(&configuration.state, &history[at].op) {
@@ -157,13 +161,16 @@ impl<M: Model> Search<'_, M> {
                     };
                     if open {
                         next.left.remove(&candidate);
-                    } else if candidate != at {
+                    } else {
                         next.happened.insert(candidate);
                     }
-                    let spent =
+                    let possible =
                         |op: &usize| !self.model.is_spent(&next.state, &self.history[*op].op);
-                    next.left.retain(spent);
-                    if candidate == at {
+                    next.left.retain(possible);
+                    for other in self.under_way.difference(&next.happened.clone()) {
+                        self.look(&mut next, *other);
+                    }
+                    if next.happened.remove(&at) {
                         keep_best(&mut results, next);
                     } else if seen.insert(next.clone()) {
                         stack.push(next);
@@ -172,6 +179,17 @@ impl<M: Model> Search<'_, M> {
             }
         }
         Ok(results)
+    }
+
+    /// An operation under way that changes nothing, and can happen now, happens now: whatever comes
+    /// later can come just as well.
+    fn look(&self, configuration: &mut Configuration<M::State>, at: usize) {
+        let next = self.model.step(&configuration.state, &self.history[at].op);
+        if let [state] = &next[..]
+            && *state == configuration.state
+        {
+            configuration.happened.insert(at);
+        }
     }
 
     /// What may happen next: anything under way, and of open ones that are alike the first.
