@@ -20,6 +20,7 @@ pub async fn observe(plan: &Plan, queue: &Queue, index: &Index, log: &Log) -> an
     let keys = QueueKeys::new(queue.name(), queue.settings().shards)?;
     // Leases without a task, which a worker left that was killed, go once their ttl is over.
     let deadline = log.now() + PATIENCE.as_nanos() as u64;
+    queue.sweep().await?;
     let mut left = leftovers(queue.store(), &keys).await?;
     while !left.is_empty() && log.now() < deadline {
         tokio::time::sleep(plan.ttl / 2).await;

@@ -63,8 +63,8 @@ pub enum Call {
     Claim,
     /// Ask whether a task is still ours.
     Working { task: String, token: u64 },
-    /// Complete a task.
-    Ack { task: String, token: u64 },
+    /// Complete a task, in this push of it.
+    Ack { task: String, token: u64, push: String },
     /// Give a task back.
     Nack { task: String, token: u64 },
     /// Give a task up.

@@ -109,7 +109,9 @@ fn claims(ops: &[Op<'_>]) -> Histories {
             (Call::Working { task, token }, Some(Answer::Done)) => (task, LockOp::Checked(*token)),
             (Call::Nack { task, token }, Some(Answer::Done)) => (task, LockOp::Released(*token)),
             (
-                Call::Ack { task, token } | Call::Nack { task, token } | Call::Fail { task, token },
+                Call::Ack { task, token, .. }
+                | Call::Nack { task, token }
+                | Call::Fail { task, token },
                 answer,
             ) => match answer {
                 Some(_) => (task, LockOp::LostOnRelease(*token)),

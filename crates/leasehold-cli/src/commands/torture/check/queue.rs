@@ -13,10 +13,10 @@ struct Task<'a> {
     pushes: u32,
     retries: u32,
     incarnation: Option<&'a str>,
-    /// Acks that were told to be the first: by whom, with which token.
-    first: Vec<(String, u64)>,
-    /// Tokens of acks that were not answered.
-    open: Vec<u64>,
+    /// Acks that were told to be the first: of which push, by whom, with which token.
+    first: Vec<(&'a str, String, u64)>,
+    /// Acks that were not answered: of which push, with which token.
+    open: Vec<(&'a str, u64)>,
     receipts: Vec<(&'a str, u64)>,
     letters: Vec<&'a str>,
 }
@@ -75,11 +75,11 @@ fn gather<'a>(ops: &[Op<'a>], observed: &[&'a Observed]) -> BTreeMap<String, Tas
                 }
             }
             (Call::Retry { task }, _) => tasks.entry(task.clone()).or_default().retries += 1,
-            (Call::Ack { task, token }, Some(Answer::First)) => {
-                tasks.entry(task.clone()).or_default().first.push((op.by(), *token));
+            (Call::Ack { task, token, push }, Some(Answer::First)) => {
+                tasks.entry(task.clone()).or_default().first.push((push, op.by(), *token));
             }
-            (Call::Ack { task, token }, None) => {
-                tasks.entry(task.clone()).or_default().open.push(*token);
+            (Call::Ack { task, token, push }, None) => {
+                tasks.entry(task.clone()).or_default().open.push((push, *token));
             }
             _ => {}
         }
@@ -141,23 +141,30 @@ fn completion_of(id: &str, task: &Task<'_>, once: &mut Property) {
         return;
     }
     once.checked += task.first.len() as u64;
-    if task.first.len() > 1 {
-        once.broken.push(format!("task {id} was completed by each of {:?}", task.first));
+    let mut firsts = task.first.clone();
+    firsts.sort();
+    for pair in firsts.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
+        once.broken.push(format!("task {id} was completed by {} and by {}", pair[0].1, pair[1].1));
     }
-    let Some((_, recorded)) = task.receipts.first() else {
-        if let Some((by, _)) = task.first.first() {
-            once.broken.push(format!("task {id} was completed by {by}, and there is no receipt"));
+    match task.receipts.first() {
+        None => {
+            if let Some((_, by, _)) = task.first.first() {
+                let what = "and there is no receipt";
+                once.broken.push(format!("task {id} was completed by {by}, {what}"));
+            }
         }
-        return;
-    };
-    match task.first.first() {
-        Some((by, token)) if token != recorded => once.broken.push(format!(
-            "task {id} was completed by {by} with token {token}, the receipt says {recorded}"
-        )),
-        None if !task.open.contains(recorded) => once
-            .broken
-            .push(format!("task {id} has a receipt with token {recorded}, which nobody wrote")),
-        _ => {}
+        Some((push, recorded)) => {
+            let first = task.first.iter().find(|(of, ..)| of == push);
+            match first {
+                Some((_, by, token)) if token != recorded => once.broken.push(format!(
+                    "task {id} was completed by {by} with token {token}, the receipt says {recorded}"
+                )),
+                None if !task.open.contains(&(*push, *recorded)) => once.broken.push(format!(
+                    "task {id} has a receipt with token {recorded}, which nobody wrote"
+                )),
+                _ => {}
+            }
+        }
     }
 }
 

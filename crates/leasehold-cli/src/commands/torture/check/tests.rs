@@ -255,7 +255,7 @@ fn claimed(token: u64) -> Answer {
     Answer::Claimed { task: "t".into(), token, attempt: 1 }
 }
 fn ack(token: u64) -> Call {
-    Call::Ack { task: "t".into(), token }
+    Call::Ack { task: "t".into(), token, push: "i".into() }
 }
 fn receipt(token: u64) -> Observed {
     Observed::Receipt { id: "t".into(), incarnation: "i".into(), token, results: None }
@@ -308,7 +308,7 @@ fn lost_tasks_are_found() {
     assert_eq!(worked(vec![], vec![receipt(5), receipt(5)]), [KEPT]);
     let other =
         Observed::Receipt { id: "t".into(), incarnation: "j".into(), token: 5, results: None };
-    assert_eq!(worked(vec![], vec![other]), [KEPT], "a receipt of another push");
+    assert_eq!(worked(vec![], vec![other]), [KEPT, ONCE], "a receipt of another push");
     let nobodys = Observed::DeadLetter { id: "x".into(), incarnation: "i".into() };
     assert_eq!(worked(vec![], vec![receipt(5), nobodys]), [KEPT]);
 }
@@ -318,6 +318,16 @@ fn second_completions_are_found() {
     let again = vec![("b", 3, 7, Call::Claim, claimed(6)), ("b", 8, 9, ack(6), First)];
     assert_eq!(worked(again, vec![receipt(5)]), [ONCE]);
     assert_eq!(worked(vec![], vec![receipt(4)]), [ONCE], "a receipt that nobody wrote");
+    // Given up after all, pushed again, and completed: that is another push.
+    let retried = Call::Ack { task: "t".into(), token: 6, push: "j".into() };
+    let again = vec![
+        ("b", 7, 8, Call::Retry { task: "t".into() }, Done),
+        ("b", 9, 10, Call::Claim, claimed(6)),
+        ("b", 11, 12, retried, First),
+    ];
+    let last =
+        Observed::Receipt { id: "t".into(), incarnation: "j".into(), token: 6, results: None };
+    assert_eq!(worked(again, vec![last]), NOTHING);
 }
 
 #[test]

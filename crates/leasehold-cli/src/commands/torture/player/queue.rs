@@ -180,7 +180,8 @@ fn working(player: &Player, task: &Task) -> bool {
 }
 
 async fn ack(player: &Player, task: Task) {
-    let op = player.log.begin(Call::Ack { task: task.id().to_owned(), token: task.token() });
+    let (id, push) = (task.id().to_owned(), task.incarnation().to_owned());
+    let op = player.log.begin(Call::Ack { task: id, token: task.token(), push });
     let answer = match task.ack_json(&json!({ "by": player.name })).await {
         Ok(Acked::First) => Answer::First,
         Ok(Acked::Again) => Answer::Again,
