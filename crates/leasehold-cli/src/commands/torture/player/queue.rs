@@ -30,9 +30,11 @@ pub async fn push(player: Arc<Player>, mut dice: Dice) {
 }
 
 async fn push_one(player: &Player, dice: &mut Dice, shared: Option<String>) {
+    // A push does not see what is scheduled under its name: both would run, and each have its end.
+    let later = shared.is_none() && dice.permille(150);
     let id = shared.unwrap_or_else(|| format!("t-{}", player.unique()));
     let mut task = NewTask::text(&id).id(id.clone());
-    if dice.permille(150) {
+    if later {
         task = task.delay(dice.millis(100, 2500));
     }
     let op = player.log.begin(Call::Push { task: id.clone() });
