@@ -11,6 +11,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use crate::exit;
 
 pub mod queue;
+pub mod torture;
 
 /// Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
 #[derive(Debug, Parser)]
@@ -110,6 +111,8 @@ pub enum Command {
     /// Keep records, find them by key, ask about them in SQL
     #[command(subcommand)]
     Index(index::IndexCommand),
+    /// Kill and stop processes that share a store, spoil its answers, and check what they were told
+    Torture(torture::Torture),
     /// Make the store now instead of at the first write
     Init,
     /// List keys
@@ -141,6 +144,9 @@ pub enum Command {
     /// A worker of `demo`'s queue
     #[command(hide = true)]
     DemoQueue(DemoQueue),
+    /// A process of `torture`
+    #[command(hide = true)]
+    TorturePlayer(torture::TorturePlayer),
 }
 
 #[derive(Debug, ClapArgs)]

@@ -51,6 +51,12 @@ fn run(args: &Args) -> anyhow::Result<Ending> {
         Command::DemoQueue(worker) => {
             runtime(1)?.block_on(commands::demo::queue::worker(worker)).map(Ending::from)
         }
+        Command::Torture(torture) => {
+            runtime(4)?.block_on(commands::torture::run(args, torture)).map(Ending::from)
+        }
+        Command::TorturePlayer(player) => {
+            runtime(1)?.block_on(commands::torture::player::run(args, player)).map(Ending::from)
+        }
         // The doctor wants to be in many places at once.
         Command::Doctor { .. } => runtime(4)?.block_on(with_store(args)),
         // Shards are merged side by side.
@@ -97,7 +103,9 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Queue(_)
         | Command::Index(_)
         | Command::DemoWorker(_)
-        | Command::DemoQueue(_) => unreachable!("handled before"),
+        | Command::DemoQueue(_)
+        | Command::Torture(_)
+        | Command::TorturePlayer(_) => unreachable!("handled before"),
     };
     finish(args, &store, outcome.map(Ending::from))
 }

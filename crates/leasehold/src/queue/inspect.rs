@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_protocol::cas::When;
 use leasehold_protocol::format::task::{self as format, DeadLetter, plain_text};
 use leasehold_protocol::layout::queue::{Part, Unit};
-use leasehold_protocol::queue::{Claim, History, claim};
+use leasehold_protocol::queue::{Claim, History, claim, is_outdated};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
@@ -303,9 +303,10 @@ impl Queue {
         let Some(object) = store.get(&letter_key).await? else { return Ok(false) };
         let letter = DeadLetter::parse(&object.body)
             .map_err(|error| Error::new(ErrorKind::Data, error.to_string()).at(&letter_key))?;
-        // Completed after all, by a worker that was thought to be dead.
+        // Completed after all: by a worker that was thought to be dead, or because another retry came
+        // as far as pushing the task.
         let receipt = self.receipt(id).await?;
-        if receipt.is_some_and(|receipt| receipt.incarnation == letter.task.incarnation) {
+        if receipt.is_some_and(|receipt| is_outdated(&letter, &receipt)) {
             self.delete_work(&letter_key, &object.meta.version).await?;
             return Ok(false);
         }

@@ -4,6 +4,7 @@ use leasehold_protocol::cas::When;
 use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::Judgement;
+use leasehold_protocol::queue::is_outdated;
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
@@ -40,6 +41,8 @@ pub struct Swept {
     pub tasks: u64,
     /// Scheduled tasks that were due.
     pub promoted: u64,
+    /// Dead letters of tasks that were completed after all.
+    pub letters: u64,
 }
 
 impl Queue {
@@ -116,8 +119,27 @@ impl Queue {
             }
         }
         self.sweep_pending(&mut swept).await?;
+        self.sweep_letters(&mut swept).await?;
         self.sweep_receipts(usize::MAX, &mut swept).await?;
         Ok(swept)
+    }
+
+    /// Removes dead letters that are out of date. Two GETs each.
+    async fn sweep_letters(&self, swept: &mut Swept) -> Result<()> {
+        for id in self.failed_ids().await? {
+            let key = self.keys().dead_letter(&id)?;
+            let Some(object) = self.store().get(&key).await? else { continue };
+            // What cannot be read is for people to look at.
+            let Ok(letter) = format::DeadLetter::parse(&object.body) else { continue };
+            let receipt = self.receipt(&id).await?;
+            if receipt.is_some_and(|receipt| is_outdated(&letter, &receipt)) {
+                // The receipt must be on disk before we delete on the strength of it.
+                let unit = Unit::Task(id);
+                self.store().persist(&[self.keys().receipt(&unit)?]).await?;
+                swept.letters += u64::from(self.delete_work(&key, &object.meta.version).await?);
+            }
+        }
+        Ok(())
     }
 
     /// The part that workers do now and then: a page of receipts.

@@ -99,8 +99,9 @@ pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::
                 match args.json {
                     true => render::json(&swept)?,
                     false => render::line(format_args!(
-                        "{} receipts, {} leases and {} finished tasks removed, {} tasks promoted",
-                        swept.receipts, swept.leases, swept.tasks, swept.promoted
+                        "{} receipts, {} leases, {} finished tasks and {} outdated dead letters \
+                         removed, {} tasks promoted",
+                        swept.receipts, swept.leases, swept.tasks, swept.letters, swept.promoted
                     ))?,
                 }
                 done
