@@ -154,9 +154,8 @@ pub fn merging(bytes: &[u8]) {
     assert_eq!(copied, rewritten);
     assert_eq!((tally.counts, tally.written), (whole.counts, whole.written));
     assert!(whole.counts.add_up(), "{:?}", whole.counts);
-    let digest = |rows: &[u8]| {
-        usv::rows(rows).fold(Digest::default(), |sum, row| sum.plus(Digest::of(row)))
-    };
+    let digest =
+        |rows: &[u8]| usv::rows(rows).fold(Digest::default(), |sum, row| sum.plus(Digest::of(row)));
     assert_eq!(whole.before, Some(digest(&before)));
     assert_eq!(digest(&copied), digest(&before).plus(whole.written).minus(whole.removed));
     let both = [before, join(&inbox)].concat();

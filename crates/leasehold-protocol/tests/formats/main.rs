@@ -31,8 +31,16 @@ fn damaged() -> impl Strategy<Value = Vec<u8>> {
         std::fs::read(format!("{}/../../golden/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
     };
     let records = [
-        "lock-1.json", "lease-1.json", "task-1.json", "receipt-1.json", "dead-letter-1.json",
-        "tasks-1.jsonl", "datapackage-1.json", "statistics-1.json", "leasehold-1.json", "shard-1.usv",
+        "lock-1.json",
+        "lease-1.json",
+        "task-1.json",
+        "receipt-1.json",
+        "dead-letter-1.json",
+        "tasks-1.jsonl",
+        "datapackage-1.json",
+        "statistics-1.json",
+        "leasehold-1.json",
+        "shard-1.usv",
     ];
     let records: Vec<_> = records.iter().map(|name| golden(name)).collect();
     let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
