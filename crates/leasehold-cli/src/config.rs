@@ -185,6 +185,8 @@ fn region_in(config: &str, profile: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -194,5 +196,28 @@ mod tests {
         assert_eq!(region_in(config, "default").as_deref(), Some("eu-west-1"));
         assert_eq!(region_in(config, "ci").as_deref(), Some("us-east-2"));
         assert_eq!(region_in(config, "other"), None);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever stands in the file, it is read or refused.
+        #[test]
+        fn no_configuration_panics(
+            pieces in prop::collection::vec(prop::sample::select(vec![
+                "store", "connection", "cloud", "lock", "ttl", "attempts", "request_timeout", "[", "]",
+                "=", ".", "\"", "\n", " ", "30s", "-1", "99999999999999999999", "true", "{", "}", "#", "ü",
+                "[connection]\n", "[lock]\n", "store = \"s3://b/p\"\n", "attempts = 4\n", "ttl = \"9d\"\n",
+            ]), 0..14),
+        ) {
+            let text = pieces.concat();
+            if let Ok(config) = toml::from_str::<Config>(&text) {
+                let _ = config.connection.checked();
+                let _ = config.store.map(|url| url.parse::<StoreUrl>());
+                let _ = config.lock.ttl.map(|ttl| leasehold::settings::parse_duration(&ttl));
+            }
+            let _ = region_in(&text, "default");
+            let _ = text.parse::<StoreUrl>();
+        }
     }
 }
