@@ -385,6 +385,7 @@ impl Compiler {
             };
             let sleep = clock_of().clock().sleep(pause);
             tokio::select! {
+                biased;
                 () = sleep => {}
                 () = stop.cancelled() => {}
             }

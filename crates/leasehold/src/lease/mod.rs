@@ -269,7 +269,7 @@ impl Desk {
     ) -> Result<Result<Tenure, Box<(Lease, BootTime)>>> {
         let Shared { store, key, name, terms, .. } = &*self.0;
         let sent = store.env().clock().boot();
-        let place = host::here(sent);
+        let place = store.env().host().here(sent);
         let holder = Holder { name, ttl: terms.ttl, place: place.as_ref() };
         let now = store.now().await?;
         let backend = store.backend();
@@ -408,10 +408,10 @@ impl Desk {
             Some((version, since)) if *version == seen.version => now.since(*since),
             _ => Duration::ZERO,
         };
-        let here = host::here(now);
+        let here = store.env().host().here(now);
         let there = seen.record.as_ref().ok().and_then(|lease| lease.place.as_ref());
         let holder = match (there, &here) {
-            (Some(there), Some(here)) => host::liveness(there, here),
+            (Some(there), Some(here)) => host::liveness(store.env().host(), there, here),
             _ => None,
         };
         let store_is_here = store.kind() == Kind::Directory;

@@ -312,6 +312,7 @@ async fn keep(desk: Weak<super::Shared>) {
         let sleep = env.clock().sleep(pause.min(SLICE).max(Duration::from_millis(1)));
         match &mut watch {
             Some((_, watch)) => tokio::select! {
+                biased;
                 () = sleep => {}
                 () = watch.changed() => changed = true,
             },

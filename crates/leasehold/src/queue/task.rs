@@ -74,6 +74,11 @@ impl Task {
         self.task().map_or("", |task| &task.id)
     }
 
+    /// Which push of it this is: what its receipt will name.
+    pub fn incarnation(&self) -> &str {
+        self.task().map_or("", |task| &task.incarnation)
+    }
+
     /// What is to be done: JSON as it was pushed.
     pub fn payload(&self) -> &str {
         self.task().map_or("", |task| task.payload.get())
