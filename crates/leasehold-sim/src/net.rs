@@ -171,8 +171,8 @@ impl State {
             }
             Ask::Head(key) => Reply::Looked(self.objects.look(key, now)),
             Ask::List(list, after) => {
-                let page = self.page;
-                let (page, next) = self.objects.list(list, after.as_deref(), page, now);
+                let most = self.page;
+                let (page, next) = self.objects.list(list, after.as_deref(), most, now);
                 Reply::Page(page, next)
             }
             Ask::Put(key, body, when) => {
@@ -465,7 +465,7 @@ impl Backend for Client {
     fn list(&self, list: List) -> Box<dyn Lister> {
         let (world, meter, heard) = (self.world.clone(), self.meter.clone(), self.heard.clone());
         let client = Self { world, life: self.life, meter, heard };
-        Box::new(Pages { client, list, after: None, done: false })
+        Box::new(Pages { client, list, after: None, partial: Page::default(), done: false })
     }
 
     async fn persist(&self, _: &[Key]) -> Result<()> {
@@ -473,10 +473,13 @@ impl Backend for Client {
     }
 }
 
+/// A listing. The store's own pages may be short, and others write between them; what is handed on are
+/// full ones, as the contract says.
 struct Pages {
     client: Client,
     list: List,
     after: Option<String>,
+    partial: Page,
     done: bool,
 }
 
@@ -486,14 +489,22 @@ impl Lister for Pages {
         if self.done {
             return Ok(None);
         }
-        let ask = Ask::List(Box::new(self.list.clone()), self.after.clone());
-        match self.client.ask(Class::List, ask).await {
-            Reply::Page(page, next) => {
-                self.done = next.is_none();
-                self.after = next;
-                Ok(Some(page))
+        while self.partial.len() < self.list.most_per_page() {
+            let ask = Ask::List(Box::new(self.list.clone()), self.after.clone());
+            match self.client.ask(Class::List, ask).await {
+                Reply::Page(page, next) => {
+                    self.partial.entries.extend(page.entries);
+                    self.partial.prefixes.extend(page.prefixes);
+                    self.partial.now = page.now;
+                    self.done = next.is_none();
+                    self.after = next;
+                }
+                _ => return Err(no_answer()),
             }
-            _ => Err(no_answer()),
+            if self.done {
+                break;
+            }
         }
+        Ok(Some(std::mem::take(&mut self.partial)))
     }
 }

@@ -54,7 +54,8 @@ impl Scenario {
     pub async fn play(self, world: &World, mut rng: Rng) -> Result<(), String> {
         let set_up = |error: leasehold::Error| format!("setting up failed: {error:?}");
         let observer = world.add_node("observer", 99, 0);
-        let ctx = Ctx::new(world, world.state().life(observer));
+        let life = world.state().life(observer);
+        let ctx = Ctx::new(world, life);
         ctx.store.init().await.map_err(set_up)?;
         match self {
             Self::Locks => {
@@ -168,9 +169,10 @@ impl Ctx {
         };
         let client = Arc::new(Client::new(world, life));
         let store = Store::new(client, env_of(world, life), settings);
+        let name = world.state().nodes[life.node].name.clone();
         Self {
             life,
-            name: world.state().nodes[life.node].name.clone(),
+            name,
             store: store.expect("these settings work"),
             rng: world.chance_of(Life { node: life.node + 500, epoch: life.epoch }),
             world: world.clone(),

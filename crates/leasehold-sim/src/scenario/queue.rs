@@ -17,7 +17,6 @@ const NAME: &str = "q";
 /// A queue and what is done with it.
 #[derive(Debug, Clone)]
 pub struct Work {
-    ttl: Duration,
     pushes: u64,
     workers: usize,
     bundles: bool,
@@ -38,13 +37,12 @@ impl Work {
             backoff_cap: Duration::from_secs(20),
             shards,
             // Longer than any write can be late.
-            retention: Duration::from_secs(*rng.pick(&[1200, 7 * 86_400])),
+            retention: Duration::from_secs(*rng.pick(&[3600, 7 * 86_400])),
             ..QueueSettings::default()
         };
         Queue::create(&ctx.store, NAME, settings).await?;
         world.state().check.queue = QueueCheck::new(NAME, shards);
         Ok(Self {
-            ttl,
             pushes: rng.between(2, 8),
             workers: rng.between(2, 3) as usize,
             bundles: rng.chance(0.5),
@@ -257,7 +255,7 @@ impl Work {
                 }
                 8 => {
                     ctx.label("");
-                    queue.purge_receipts(Duration::from_secs(1200)).await.map(drop)
+                    queue.purge_receipts(Duration::from_secs(3600)).await.map(drop)
                 }
                 9 => {
                     ctx.label("");
