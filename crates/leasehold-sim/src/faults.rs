@@ -23,6 +23,10 @@ pub struct Faults {
     pub stuck: f64,
     /// The store is overloaded for a while: how many times in a phase.
     pub storms: f64,
+    /// A node's process dies while it makes a request.
+    pub deaths: f64,
+    /// A node stops, for longer than any ttl, while it makes a request.
+    pub stalls: f64,
     /// A node's process dies, and is started again: how many times per node.
     pub crashes: f64,
     /// A node stops for longer than any ttl: how many times per node.
@@ -42,7 +46,9 @@ pub struct Faults {
 }
 
 /// Every fault by its name.
-pub const NAMES: [&str; 17] = [
+pub const NAMES: [&str; 19] = [
+    "deaths",
+    "stalls",
     "lost-request",
     "lost-answer",
     "duplicate",
@@ -66,6 +72,8 @@ impl Faults {
     /// The rate of the fault with this name.
     pub fn rate(&mut self, name: &str) -> Option<&mut f64> {
         Some(match name {
+            "deaths" => &mut self.deaths,
+            "stalls" => &mut self.stalls,
             "lost-request" => &mut self.lost_request,
             "lost-answer" => &mut self.lost_answer,
             "duplicate" => &mut self.duplicate,
@@ -121,6 +129,12 @@ impl Faults {
                 faults.rate(name).into_iter().for_each(|fault| *fault = rate);
             }
         }
+        for name in ["deaths", "stalls"] {
+            if rng.chance(there) {
+                let rate = rng.below(60) as f64 / 1000.0;
+                faults.rate(name).into_iter().for_each(|fault| *fault = rate);
+            }
+        }
         for (name, most) in
             [("storms", 2), ("crashes", 3), ("pauses", 3), ("jumps", 2), ("damage", 2)]
         {
@@ -130,6 +144,15 @@ impl Faults {
             }
         }
         faults
+    }
+
+    /// Whether every request is answered in time, and nobody stops.
+    pub fn answers_all(&self) -> bool {
+        let Self { lost_request, lost_answer, ghost, unavailable, slow, stuck, .. } = self;
+        let Self { storms, stalls, pauses, damage, conflict, .. } = self;
+        let requests = [lost_request, lost_answer, ghost, unavailable, slow, stuck, conflict];
+        let others = [storms, stalls, pauses, damage];
+        requests.iter().chain(&others).all(|rate| **rate == 0.0)
     }
 
     /// As `name=rate` for each that is not zero.

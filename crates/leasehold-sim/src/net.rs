@@ -92,6 +92,16 @@ impl State {
             there += self.rng.below(timeout);
             back += self.rng.below(2_000_000);
         }
+        // A process dies, or stops, most tellingly between two of its requests.
+        if self.hits(faults.deaths) {
+            let at = self.now + self.rng.below(40_000);
+            self.at(at, What::Crash(life.node));
+        }
+        if self.hits(faults.stalls) {
+            let at = self.now + self.rng.below(40_000);
+            let long = self.rng.between(100_000, self.longest_stall);
+            self.at(at, What::Pause(life.node, long));
+        }
         let at = self.now + there;
         let request = |ask: Ask, answer: Option<Arc<Waiting>>, late: bool| {
             What::Arrive(Box::new(Request { life, label, ask, answer, back, judged: false, late }))
@@ -465,7 +475,7 @@ impl Backend for Client {
     fn list(&self, list: List) -> Box<dyn Lister> {
         let (world, meter, heard) = (self.world.clone(), self.meter.clone(), self.heard.clone());
         let client = Self { world, life: self.life, meter, heard };
-        Box::new(Pages { client, list, after: None, partial: Page::default(), done: false })
+        Box::new(Pages { client, list, after: None, done: false })
     }
 
     async fn persist(&self, _: &[Key]) -> Result<()> {
@@ -473,13 +483,10 @@ impl Backend for Client {
     }
 }
 
-/// A listing. The store's own pages may be short, and others write between them; what is handed on are
-/// full ones, as the contract says.
 struct Pages {
     client: Client,
     list: List,
     after: Option<String>,
-    partial: Page,
     done: bool,
 }
 
@@ -489,22 +496,14 @@ impl Lister for Pages {
         if self.done {
             return Ok(None);
         }
-        while self.partial.len() < self.list.most_per_page() {
-            let ask = Ask::List(Box::new(self.list.clone()), self.after.clone());
-            match self.client.ask(Class::List, ask).await {
-                Reply::Page(page, next) => {
-                    self.partial.entries.extend(page.entries);
-                    self.partial.prefixes.extend(page.prefixes);
-                    self.partial.now = page.now;
-                    self.done = next.is_none();
-                    self.after = next;
-                }
-                _ => return Err(no_answer()),
+        let ask = Ask::List(Box::new(self.list.clone()), self.after.clone());
+        match self.client.ask(Class::List, ask).await {
+            Reply::Page(page, next) => {
+                self.done = next.is_none();
+                self.after = next;
+                Ok(Some(page))
             }
-            if self.done {
-                break;
-            }
+            _ => Err(no_answer()),
         }
-        Ok(Some(std::mem::take(&mut self.partial)))
     }
 }

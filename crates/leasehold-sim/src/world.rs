@@ -153,6 +153,8 @@ pub struct State {
     pub storm_until: Micros,
     /// A promise that the store breaks.
     pub broken: Option<Broken>,
+    /// How long a node stops at most.
+    pub longest_stall: Micros,
     /// How many keys a page of a listing has at most.
     pub page: usize,
     /// The nodes.
@@ -195,6 +197,7 @@ impl World {
             troubled: false,
             storm_until: 0,
             broken,
+            longest_stall: 60_000_000,
             page,
             nodes: Vec::new(),
             objects,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use leasehold_protocol::format::lease::{Place, Process};
 use leasehold_protocol::lease::Liveness;
+use leasehold_protocol::mutant::{self, Mutant};
 
 use crate::env::{BootTime, Host};
 
@@ -68,11 +69,13 @@ impl Host for System {
 
 /// What became of a holder: gone only if both it and what it ran are.
 pub fn liveness(host: &dyn Host, place: &Place, here: &Place) -> Option<Liveness> {
-    if place.boot_id != here.boot_id || place.pid_ns != here.pid_ns {
+    let same_ns = place.pid_ns == here.pid_ns || mutant::is(Mutant::OtherPidNamespace);
+    if place.boot_id != here.boot_id || !same_ns {
         return None;
     }
     let gone = |process: &Process| host.is_gone(process);
-    let all_gone = gone(&place.process) && place.child.as_ref().is_none_or(gone);
+    let child_gone = place.child.as_ref().is_none_or(gone) || mutant::is(Mutant::QuickButDoubled);
+    let all_gone = gone(&place.process) && child_gone;
     Some(if all_gone { Liveness::Gone } else { Liveness::Alive })
 }
 

@@ -114,6 +114,8 @@ impl QueueCheck {
                 self.work_gone.insert(name.clone(), state.now);
             }
             let other = self.pushes.iter().any(|(inc, push)| push.id == name && inc != before);
+            let receipts = self.keys.receipt(unit).ok();
+            let standing = receipts.is_some_and(|key| state.objects.get(&key).is_some());
             let push = self.pushes.entry(before.clone()).or_default();
             let over = push.receipt.is_some() || push.letter || push.removed;
             let may = match applied.label {
@@ -123,6 +125,8 @@ impl QueueCheck {
                 "push" => other,
                 _ => false,
             };
+            // A push that arrives late, of a name that is completed by now, is not run again.
+            let may = may || (push.late && standing);
             // Promoted, or dropped for another with its name.
             let moved = scheduled && (push.pending || other);
             if may || (moved && !push.pending) {
@@ -219,7 +223,8 @@ impl QueueCheck {
         token: u64,
     ) -> Verdict {
         let Some(push) = self.pushes.get(inc) else { return Ok(()) };
-        if push.late || state.objects.deletes_blindly {
+        let bundle = inc.rsplit_once('.').and_then(|(bundle, _)| self.pushes.get(bundle));
+        if push.late || bundle.is_some_and(|push| push.late) || state.objects.deletes_blindly {
             return Ok(());
         }
         if self.seen.contains(&(life.pid(), inc.to_owned())) {
@@ -323,9 +328,11 @@ impl QueueCheck {
     /// What is still there that should not be.
     pub fn leftovers(&self, state: &State) -> Option<String> {
         let prefixes = [self.keys.all_pending(), self.keys.bundles(), self.keys.scheduled()];
-        prefixes
-            .iter()
-            .find_map(|prefix| state.objects.under(prefix).next().map(|(key, _)| key.to_string()))
+        prefixes.iter().find_map(|prefix| {
+            // Where nothing can be deleted safely, leases stay.
+            let mut left = state.objects.under(prefix).map(|(key, _)| key.to_string());
+            left.find(|key| !(state.objects.deletes_blindly && key.ends_with("/lease.json")))
+        })
     }
 }
 

@@ -161,6 +161,7 @@ impl Locks {
             ctx.sleep(pause).await;
             if guard.check().is_err() {
                 ctx.note(|| format!("has lost lock {n}"));
+                self.lost_for_a_reason(ctx, n, guard.token());
                 return Ok(());
             }
             self.registry.alone(ctx, n, &guard, force);
@@ -180,6 +181,24 @@ impl Locks {
                 Ok(())
             }
         }
+    }
+
+    /// Where nothing goes wrong, nobody gives up what is its own (FIELD.md row 25).
+    fn lost_for_a_reason(&self, ctx: &Ctx, n: usize, token: u64) {
+        let ttl = self.settings.ttl;
+        ctx.hold(|state| {
+            if !state.faults.answers_all() {
+                return Ok(());
+            }
+            let Ok(key) = leasehold::Key::new(format!("locks/lock-{n}.lock")) else { return Ok(()) };
+            let Some(there) = state.objects.get(&key) else { return Ok(()) };
+            let fresh = state.store_time().since(there.written) < ttl / 2;
+            let lease = leasehold::protocol::format::lease::Lease::parse(&there.body);
+            match lease.is_ok_and(|lease| lease.token == Some(token)) && fresh {
+                true => Err(format!("lock {n} was given up, and nobody had taken it")),
+                false => Ok(()),
+            }
+        });
     }
 
     /// Reads a number, thinks, and writes the next, under the file's lock.

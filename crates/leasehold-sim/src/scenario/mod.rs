@@ -102,6 +102,7 @@ async fn trouble(world: &World, rng: &mut Rng, nodes: &[NodeId], keys: &[String]
     {
         let mut state = world.state();
         state.troubled = true;
+        state.longest_stall = *rng.pick(&[5_000_000, 60_000_000, micros]);
         let faults = state.faults.clone();
         let from = state.now;
         let times = |rate: f64, rng: &mut Rng| rng.between(0, rate.round() as u64);

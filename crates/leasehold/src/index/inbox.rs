@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use leasehold_protocol::layout::index::Pending;
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::{KeyHash, Shard};
 
 use super::Index;
@@ -74,7 +75,10 @@ impl Index {
 
     /// Lists the flat inbox, if there is one.
     pub(super) fn flat_files(&self) -> Result<FlatFiles> {
-        let list = List::prefix(self.0.layout.base())?.delimited().unordered();
+        let mut list = List::prefix(self.0.layout.base())?.delimited().unordered();
+        if mutant::is(Mutant::RandomPage) {
+            list = List::prefix(self.0.layout.base())?.limit(7);
+        }
         let flat = self.known().package.flat_inbox;
         let listing = flat.then(|| self.0.store.list(list));
         Ok(FlatFiles { index: self.clone(), listing })
@@ -108,9 +112,15 @@ impl Index {
         let listed = match self.0.store.peek(folder.trim_end_matches('/'), PAGE) {
             Some(keys) => Some(keys),
             None => {
-                let page = listing.next_page().await?.unwrap_or_default();
-                let whole = page.len() < PAGE;
-                whole.then(|| page.entries.into_iter().map(|entry| entry.key).collect())
+                let (mut keys, mut whole) = (Vec::new(), false);
+                // A short page is not the last one.
+                while keys.len() < PAGE && !whole {
+                    match listing.next_page().await? {
+                        Some(page) => keys.extend(page.entries.into_iter().map(|entry| entry.key)),
+                        None => whole = true,
+                    }
+                }
+                whole.then_some(keys)
             }
         };
         if let Some(keys) = listed {

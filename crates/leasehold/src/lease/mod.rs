@@ -19,6 +19,7 @@ use bytes::Bytes;
 use leasehold_protocol::format::lease::{Ask, Dialect, Lease};
 use leasehold_protocol::key::Key;
 use leasehold_protocol::lease::{self, Asking, Holder, Judgement, Observer, Refused, Seen, Why};
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
 
 use crate::env::BootTime;
@@ -276,6 +277,16 @@ impl Desk {
         let nonce = store.env().nonce();
         let mut change = lease::acquire(known, &holder, now, 0, nonce);
         fill(&mut change.lease);
+        if mutant::is(Mutant::GetThenPut) {
+            if known.is_none() && store.get(key).await?.is_some() {
+                return Ok(Err(Box::new((change.lease, sent))));
+            }
+            change.when = When::Any;
+        }
+        if mutant::is(Mutant::DeleteThenClaim) && known.is_some() {
+            let _ = store.delete(key).await?;
+            change.when = When::Absent;
+        }
         backend.reserve(change.lease.token.unwrap_or(0)).await?;
         let landing = Landing { desk: self, lease: &change.lease, settled: false };
         let put = self.write(&change.lease, change.when, nonce).await;
@@ -385,12 +396,15 @@ impl Desk {
             let message = "is not a lock but something else: choose another name";
             return Err(Error::new(ErrorKind::Data, message).at(key));
         }
-        let seen = Seen {
+        let mut seen = Seen {
             record,
             version: object.meta.version,
             modified: object.meta.modified,
             now: object.meta.now,
         };
+        if mutant::is(Mutant::NaiveClock) {
+            seen.now = store.env().clock().wall();
+        }
         let now = store.env().clock().boot();
         let mut memory = self.memory();
         memory.exists = true;
