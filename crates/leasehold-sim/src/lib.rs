@@ -83,6 +83,35 @@ fn note_panics() {
     });
 }
 
+/// The first of these seeds at which something does not hold, on so many threads.
+pub fn hunt(seeds: std::ops::Range<u64>, options: &Options, jobs: usize) -> Option<Outcome> {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    let (next, found) = (AtomicU64::new(seeds.start), AtomicU64::new(u64::MAX));
+    let first: Mutex<Option<Outcome>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, SeqCst);
+                    if seed >= seeds.end || seed > found.load(SeqCst) {
+                        return;
+                    }
+                    let outcome = run(seed, options);
+                    if outcome.violation.is_some() {
+                        found.fetch_min(seed, SeqCst);
+                        let mut first = first.lock().unwrap_or_else(|bad| bad.into_inner());
+                        if first.as_ref().is_none_or(|first| first.seed > seed) {
+                            *first = Some(outcome);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    first.into_inner().unwrap_or_else(|bad| bad.into_inner())
+}
+
 /// Runs one seed.
 pub fn run(seed: u64, options: &Options) -> Outcome {
     note_panics();

@@ -323,9 +323,13 @@ impl State {
         if !self.troubled {
             return;
         }
-        let body: &'static [u8] = if self.rng.chance(0.5) { b"" } else { b"{\"holderId\": " };
+        let body = match self.rng.chance(0.5) {
+            true => Bytes::new(),
+            // Never the same twice: who watches must see that it changed.
+            false => format!("{{\"holderId\": \"{:x}", self.rng.next()).into(),
+        };
         let now = self.store_time();
-        let before = self.objects.put(&key, Bytes::from_static(body), now);
+        let before = self.objects.put(&key, body, now);
         let after = self.objects.get(&key).cloned();
         let life = self.life(0);
         self.trace.note(self.now, "somebody", || format!("damages {key}"));

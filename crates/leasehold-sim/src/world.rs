@@ -360,14 +360,9 @@ impl State {
         self.nodes.iter().enumerate().any(|(n, node)| {
             let life = self.life(n);
             let here = node.machine == machine && node.container == container;
-            let child =
-                pid >= CHILD && pid - CHILD <= life.pid() && pid - CHILD >= 1000 + n as u32 * 1000;
-            here && match child {
-                // Children of earlier lives linger for a while.
-                true if pid - CHILD == life.pid() && node.alive => true,
-                true => self.now < node.child_until,
-                false => node.alive && life.pid() == pid,
-            }
+            // What a process started may live on for a while.
+            let child = pid == CHILD + life.pid() && (node.alive || self.now < node.child_until);
+            here && (child || (pid == life.pid() && node.alive))
         })
     }
 

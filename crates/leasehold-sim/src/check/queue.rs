@@ -140,9 +140,11 @@ impl QueueCheck {
             }
         }
         if let Some(after) = after {
+            let back = !scheduled && before.as_ref() != Some(&after);
             let push = self.pushes.entry(after).or_default();
             push.id = name;
-            push.late |= applied.late;
+            // Also one that is sent again because its answer got lost and it is not there any more.
+            push.late |= applied.late || (back && push.pending);
             push.pending |= !scheduled;
         }
         Ok(())

@@ -37,7 +37,13 @@ impl Registry {
                 ctx.hold(|_| Err(format!("lock {lock}: token {token} after {name} had {before}")));
             }
         }
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Holder {
+        let mut holders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if forced {
+            // Whoever had it finds out at its next renewal, and believes to have it until then.
+            let robbed = holders.iter_mut().filter(|other| other.lock == lock);
+            robbed.for_each(|other| other.forced = true);
+        }
+        holders.push(Holder {
             lock,
             life: ctx.life,
             name: ctx.name.clone(),
