@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use crate::cas::{Nonce, Version, When};
 use crate::format::lease::{Ask, Lease, LeaseError, MAX_TOKEN, Place, State};
+use crate::mutant::{self, Mutant};
 use crate::time::StoreTime;
 
 /// What is added to a ttl where the store tells whole seconds: its `Date` and its `Last-Modified`
@@ -116,6 +117,9 @@ fn ttl_of(lease: &Lease, observer: &Observer<'_>) -> Duration {
 pub fn judge(seen: &Seen, observer: &Observer<'_>) -> Judgement {
     let lease = match &seen.record {
         Ok(lease) => lease,
+        Err(_) if mutant::is(Mutant::EmptyLockFile) => {
+            return Judgement::Held { left: observer.ttl };
+        }
         // An empty or broken record must not wedge the key, but its writer may be about to mend it.
         Err(_) => return by_age(seen, observer, observer.ttl, Why::Unreadable),
     };
@@ -126,7 +130,8 @@ pub fn judge(seen: &Seen, observer: &Observer<'_>) -> Judgement {
     if let (Some(here), Some(there)) = (observer.here, &lease.place) {
         let same_boot = here.boot_id == there.boot_id;
         // Both must match, or "no such process" says nothing (FIELD.md row 27).
-        if same_boot && here.pid_ns == there.pid_ns && observer.holder == Some(Liveness::Gone) {
+        let same_ns = here.pid_ns == there.pid_ns || mutant::is(Mutant::OtherPidNamespace);
+        if same_boot && same_ns && observer.holder == Some(Liveness::Gone) {
             return Judgement::Free(Why::HolderGone);
         }
         // A time that is yet to come is of another clock: it proves nothing.
@@ -263,7 +268,8 @@ pub fn after_refusal(held: &Lease, there: Option<&Seen>) -> Refused {
             if lease.state == State::Held
                 && lease.holder == held.holder
                 && lease.token == held.token
-                && lease.lease_id == held.lease_id =>
+                && lease.lease_id == held.lease_id
+                && !(mutant::is(Mutant::AskToDeath) && lease.ask.is_some()) =>
         {
             Refused::StillOurs(Box::new(lease.clone()), version.clone())
         }

@@ -7,6 +7,7 @@
 use std::cmp::Ordering;
 
 use crate::format::usv;
+use crate::mutant::{self, Mutant};
 
 /// What decides between two records of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,9 @@ pub struct Claim<'a> {
 impl Claim<'_> {
     /// `Greater` if this one counts, `Equal` if they are the same record.
     pub fn against(&self, other: &Claim<'_>) -> Ordering {
+        if mutant::is(Mutant::EqualTimes) {
+            return self.updated_at.cmp(&other.updated_at);
+        }
         self.updated_at
             .cmp(&other.updated_at)
             .then(self.deleted.cmp(&other.deleted))

@@ -1,4 +1,4 @@
-//! The clock and the randomness, read here and nowhere else.
+//! The clock, the randomness and the neighbouring processes, read here and nowhere else.
 //!
 //! `clippy.toml` bans the system's own everywhere else, so that tests and the simulator can put
 //! their own in: one seed must decide everything.
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use leasehold_protocol::cas::Nonce;
+use leasehold_protocol::format::lease::{Place, Process};
 use leasehold_protocol::time::StoreTime;
 
 /// A point on this host's own clock that goes on during suspend. It says nothing about wall time
@@ -49,11 +50,21 @@ pub trait Entropy: Debug + Send + Sync {
     fn fill(&self, bytes: &mut [u8]);
 }
 
-/// Where time and chance come from.
+/// Where this process runs, and which others of its host are still there.
+pub trait Host: Debug + Send + Sync {
+    /// Where this process runs, at this moment of its boot clock. `None` where the system does not
+    /// say which boot it is in: then holders are judged by their ttl alone.
+    fn here(&self, now: BootTime) -> Option<Place>;
+    /// Whether there is no such process in this one's namespace.
+    fn is_gone(&self, process: &Process) -> bool;
+}
+
+/// Where time and chance come from, and who the neighbours are.
 #[derive(Debug, Clone)]
 pub struct Env {
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
+    host: Arc<dyn Host>,
 }
 
 impl Env {
@@ -62,14 +73,25 @@ impl Env {
         Self::new(Arc::new(SystemClock), Arc::new(SystemEntropy))
     }
 
-    /// These.
+    /// These, on this host.
     pub fn new(clock: Arc<dyn Clock>, entropy: Arc<dyn Entropy>) -> Self {
-        Self { clock, entropy }
+        Self { clock, entropy, host: Arc::new(crate::host::System) }
+    }
+
+    /// The same on another host.
+    #[must_use]
+    pub fn on(self, host: Arc<dyn Host>) -> Self {
+        Self { host, ..self }
     }
 
     /// The clock.
     pub fn clock(&self) -> &dyn Clock {
         &*self.clock
+    }
+
+    /// The host.
+    pub fn host(&self) -> &dyn Host {
+        &*self.host
     }
 
     /// A fresh nonce.

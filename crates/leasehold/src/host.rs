@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use leasehold_protocol::format::lease::{Place, Process};
 use leasehold_protocol::lease::Liveness;
+use leasehold_protocol::mutant::{self, Mutant};
 
-use crate::env::BootTime;
+use crate::env::{BootTime, Host};
 
 /// Where this process runs, at this moment of its boot clock. `None` where the system does not say
 /// which boot it is in: then holders are judged by their ttl alone.
@@ -52,13 +53,29 @@ pub fn process(pid: u32) -> Option<Process> {
     Some(Process { pid, start: start_time(pid)? })
 }
 
+/// The host that this process really runs on.
+#[derive(Debug)]
+pub(crate) struct System;
+
+impl Host for System {
+    fn here(&self, now: BootTime) -> Option<Place> {
+        here(now)
+    }
+
+    fn is_gone(&self, process: &Process) -> bool {
+        is_gone(process)
+    }
+}
+
 /// What became of a holder: gone only if both it and what it ran are.
-pub fn liveness(place: &Place, here: &Place) -> Option<Liveness> {
-    if place.boot_id != here.boot_id || place.pid_ns != here.pid_ns {
+pub fn liveness(host: &dyn Host, place: &Place, here: &Place) -> Option<Liveness> {
+    let same_ns = place.pid_ns == here.pid_ns || mutant::is(Mutant::OtherPidNamespace);
+    if place.boot_id != here.boot_id || !same_ns {
         return None;
     }
-    let gone = |process: &Process| is_gone(process);
-    let all_gone = gone(&place.process) && place.child.as_ref().is_none_or(gone);
+    let gone = |process: &Process| host.is_gone(process);
+    let child_gone = place.child.as_ref().is_none_or(gone) || mutant::is(Mutant::QuickButDoubled);
+    let all_gone = gone(&place.process) && child_gone;
     Some(if all_gone { Liveness::Gone } else { Liveness::Alive })
 }
 
@@ -207,23 +224,23 @@ mod tests {
     #[test]
     fn this_process_is_alive_and_a_dead_one_is_not() {
         let here = here(now()).expect("this system says which boot it is in");
-        assert_eq!(liveness(&here, &here), Some(Liveness::Alive));
+        assert_eq!(liveness(&System, &here, &here), Some(Liveness::Alive));
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let recorded = process(child.id()).unwrap();
         let place = |process: Process| Place { process, ..here.clone() };
-        assert_eq!(liveness(&place(recorded.clone()), &here), Some(Liveness::Alive));
+        assert_eq!(liveness(&System, &place(recorded.clone()), &here), Some(Liveness::Alive));
         child.kill().unwrap();
         // A zombie is gone: nobody has waited for it yet.
         while !is_gone(&recorded) {
             std::thread::yield_now();
         }
-        assert_eq!(liveness(&place(recorded.clone()), &here), Some(Liveness::Gone));
+        assert_eq!(liveness(&System, &place(recorded.clone()), &here), Some(Liveness::Gone));
         // FIELD.md row 26: a holder is not gone while what it ran is alive.
         let mut both = place(recorded.clone());
         both.child = Some(here.process.clone());
-        assert_eq!(liveness(&both, &here), Some(Liveness::Alive));
+        assert_eq!(liveness(&System, &both, &here), Some(Liveness::Alive));
         child.wait().unwrap();
-        assert_eq!(liveness(&place(recorded), &here), Some(Liveness::Gone));
+        assert_eq!(liveness(&System, &place(recorded), &here), Some(Liveness::Gone));
     }
 
     #[test]
@@ -232,7 +249,7 @@ mod tests {
         let mut earlier = here.clone();
         earlier.process.start += 1;
         if cfg!(target_os = "linux") {
-            assert_eq!(liveness(&earlier, &here), Some(Liveness::Gone));
+            assert_eq!(liveness(&System, &earlier, &here), Some(Liveness::Gone));
         }
     }
 
@@ -242,10 +259,10 @@ mod tests {
         let here = here(now()).unwrap();
         let mut dead = here.clone();
         dead.process = Process { pid: u32::MAX / 2, start: 1 };
-        assert_eq!(liveness(&dead, &here), Some(Liveness::Gone));
+        assert_eq!(liveness(&System, &dead, &here), Some(Liveness::Gone));
         let container = Place { pid_ns: "other".into(), ..dead.clone() };
-        assert_eq!(liveness(&container, &here), None);
+        assert_eq!(liveness(&System, &container, &here), None);
         let rebooted = Place { boot_id: "other".into(), ..dead };
-        assert_eq!(liveness(&rebooted, &here), None);
+        assert_eq!(liveness(&System, &rebooted, &here), None);
     }
 }

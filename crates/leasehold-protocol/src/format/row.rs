@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::datapackage::{Field, Kind, MAX_KEY, MAX_ROW, Schema};
 use super::usv;
 use crate::merge::Claim;
+use crate::mutant::{self, Mutant};
 use crate::shard::normalise_domain;
 use crate::time::StoreTime;
 
@@ -53,6 +54,7 @@ impl Schema {
             return Err(error("the key is missing".to_owned()));
         }
         let key = match (field.domain, field.kind) {
+            (true, _) if mutant::is(Mutant::UnnormalisedKeys) => Cow::Borrowed(key),
             (true, _) => normalise_domain(key).map_err(|bad| error(bad.to_string()))?,
             (false, Kind::Integer) => {
                 let number: i64 =

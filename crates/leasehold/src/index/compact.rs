@@ -15,6 +15,7 @@ use leasehold_protocol::format::statistics::{Counts, Statistics};
 use leasehold_protocol::format::usv;
 use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::merge::Digest;
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::shard::{KeyHash, Shard};
 
@@ -26,7 +27,7 @@ use crate::env::BootTime;
 use crate::lease::{Attempt, Desk, Tenure, Terms};
 use crate::store::large::{FileBody, Source};
 use crate::store::{Delete, Durability, Put, Write};
-use crate::{Error, ErrorKind, Key, Result, Version};
+use crate::{Error, ErrorKind, Key, Result, Version, When};
 
 /// A shard that was read longer ago than this is not written any more. Deletions may be purged after a
 /// day, and a compiler that slept that long could bring back what they deleted: on most stores equal
@@ -217,12 +218,18 @@ impl Index {
     ) -> Result<Compaction, Stop> {
         let (store, layout) = (&self.0.store, &self.0.layout);
         let known = self.known();
-        let started = store.env().clock().boot();
         let key = layout.shard(shard);
-        // The version first, then the inbox. `None` is a proven absence; a failed read ends here.
-        let source = store.open(&key).await?;
-        let size = source.as_ref().map_or(0, |source| source.meta().size);
         let budget = self.sort_budget(work);
+        let early = match mutant::is(Mutant::CompilerOrder) {
+            true => Some(self.take(shard, work, options, None, budget).await?),
+            false => None,
+        };
+        let started = store.env().clock().boot();
+        // The version first, then the inbox. `None` is a proven absence; a failed read ends here.
+        let opened = store.open(&key).await;
+        let failed = mutant::is(Mutant::FailedShardRead) && opened.is_err();
+        let source = if failed { None } else { opened? };
+        let size = source.as_ref().map_or(0, |source| source.meta().size);
         let _memory = self.reserve(size, work, budget).await?;
         let statistics = match &source {
             Some(_) => store.get(&layout.statistics(shard)).await?,
@@ -236,7 +243,10 @@ impl Index {
         };
         let current = statistics.as_ref().filter(ours).filter(|_| !options.rewrite && !resort);
         let unsorted = source.as_deref().filter(|_| resort);
-        let taken = self.take(shard, work, options, unsorted, budget).await?;
+        let taken = match early {
+            Some(taken) => taken,
+            None => self.take(shard, work, options, unsorted, budget).await?,
+        };
         let idle = taken.records == 0 && taken.pending.is_empty() && taken.flat.is_empty();
         // A deletion is forgotten only if nothing waits that was not looked at: an older record of its
         // key would come back.
@@ -280,6 +290,8 @@ impl Index {
             }
             Publish::Write(when) => {
                 self.still_ours(started, tenure)?;
+                let blind = failed || (mutant::is(Mutant::FirstShardWrite) && seen.is_none());
+                let when = if blind { When::Any } else { when };
                 let len = spool.len();
                 (done.bytes, done.created) = (len, seen.is_none());
                 let put = match spool.finish() {
@@ -577,7 +589,11 @@ impl Index {
         }
         for (key, version) in flat {
             // Only in the version that was merged: whoever overwrote it meanwhile meant it.
-            match store.delete_version(key, version).await {
+            let deleted = match mutant::is(Mutant::InboxOverwrite) {
+                true => store.delete(key).await,
+                false => store.delete_version(key, version).await,
+            };
+            match deleted {
                 Ok(Delete::Deleted) => done.swept += 1,
                 Ok(Delete::Refused | Delete::Contended | Delete::Unknown(_)) => {}
                 Err(error) if error.kind() == ErrorKind::Unsupported => done.left += 1,

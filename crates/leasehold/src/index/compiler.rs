@@ -408,6 +408,7 @@ impl Compiler {
             };
             let sleep = clock_of().clock().sleep(pause);
             tokio::select! {
+                biased;
                 () = sleep => {}
                 () = stop.cancelled() => {}
             }

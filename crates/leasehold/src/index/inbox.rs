@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use leasehold_protocol::format::root::Limit;
 use leasehold_protocol::layout::index::Pending;
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::{KeyHash, Shard};
 
 use super::cache::{CachedInbox, KnownFlat};
@@ -92,7 +93,10 @@ impl Index {
 
     /// The same; with sizes and times, it also tells how much waits and since when.
     pub(super) fn flat_files_in(&self, detail: Detail) -> Result<FlatFiles> {
-        let list = List::prefix(self.0.layout.base())?.delimited().unordered().detail(detail);
+        let mut list = List::prefix(self.0.layout.base())?.delimited().unordered().detail(detail);
+        if mutant::is(Mutant::RandomPage) {
+            list = List::prefix(self.0.layout.base())?.detail(detail).limit(7);
+        }
         let flat = self.known().package.flat_inbox;
         let listing = flat.then(|| self.0.store.list(list));
         Ok(FlatFiles { index: self.clone(), listing, waiting: BTreeMap::new() })
@@ -152,10 +156,15 @@ impl Index {
                 // Before it is listed: what changes meanwhile shows the next time.
                 let stamp = store.stamp(folder);
                 let mut listing = store.list(List::prefix(&prefix)?.unordered());
-                let page = listing.next_page().await?.unwrap_or_default();
-                let whole = page.len() < PAGE;
-                let keys = || page.entries.into_iter().map(|entry| entry.key).collect();
-                whole.then(|| (stamp, keys()))
+                let (mut keys, mut whole) = (Vec::new(), false);
+                // A short page is not the last one.
+                while keys.len() < PAGE && !whole {
+                    match listing.next_page().await? {
+                        Some(page) => keys.extend(page.entries.into_iter().map(|entry| entry.key)),
+                        None => whole = true,
+                    }
+                }
+                whole.then_some((stamp, keys))
             }
         };
         if let Some((stamp, keys)) = listed {

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use leasehold_protocol::format::datapackage::Schema;
 use leasehold_protocol::format::usv;
 use leasehold_protocol::merge::Claim;
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::{KeyHash, Shard};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -125,6 +126,10 @@ impl Index {
         let mut field = Vec::with_capacity(key.len());
         usv::escape(&key, &mut field);
         let (mut best, mut unreadable) = (None, false);
+        let early = match mutant::is(Mutant::ReaderOrder) {
+            true => Some(self.row_in_shard(shard, &field, freshness, &known.schema).await?),
+            false => None,
+        };
         if freshness == Freshness::Checked {
             let mut bodies = self.pending_bodies(shard, &hash).await?;
             if known.package.flat_inbox
@@ -137,7 +142,10 @@ impl Index {
                 best = latest(&known.schema, best, newest);
             }
         }
-        let row = self.row_in_shard(shard, &field, freshness, &known.schema).await?;
+        let row = match early {
+            Some(row) => row,
+            None => self.row_in_shard(shard, &field, freshness, &known.schema).await?,
+        };
         let best = latest(&known.schema, best, row);
         let best = best.filter(|row| !known.schema.claim(row).is_some_and(|claim| claim.deleted));
         Ok(if unreadable { Found::Unreadable(best) } else { Found::Row(best) })

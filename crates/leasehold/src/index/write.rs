@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use leasehold_protocol::format::row::{Canonical, RowError};
 use leasehold_protocol::format::usv;
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::shard::{KeyHash, Shard};
 use leasehold_protocol::time::StoreTime;
@@ -213,7 +214,11 @@ impl Batch {
 
 impl Index {
     fn pending_key(&self, shard: Shard, count: usize, hash: Option<KeyHash>) -> Key {
-        let (layout, nonce) = (&self.0.layout, self.0.store.env().nonce());
+        let layout = &self.0.layout;
+        let nonce = match mutant::is(Mutant::StragglerOverwrite) {
+            true => crate::Nonce::from_bytes([0; 16]),
+            false => self.0.store.env().nonce(),
+        };
         match (count, hash) {
             (1, Some(hash)) => layout.single(&hash, shard, nonce),
             _ => layout.batch(shard, count, nonce),
@@ -231,7 +236,11 @@ impl Index {
 
 /// Writes an inbox object. Its name is its own, so nobody else's bytes can be there.
 async fn write_pending(store: Store, key: Key, rows: Bytes) -> Result<()> {
-    match store.put(&key, rows, Write::when(When::Absent, Proof::Bytes)).await? {
+    let when = match mutant::is(Mutant::StragglerOverwrite) {
+        true => When::Any,
+        false => When::Absent,
+    };
+    match store.put(&key, rows, Write::when(when, Proof::Bytes)).await? {
         Put::Stored(_) => Ok(()),
         Put::Refused => Err(Error::new(ErrorKind::Internal, "a name of our own is taken").at(&key)),
         Put::Contended => Err(Error::unavailable("the store is busy: try again").at(&key)),

@@ -19,6 +19,7 @@ use bytes::Bytes;
 use leasehold_protocol::format::lease::{Ask, Dialect, Lease, State};
 use leasehold_protocol::key::Key;
 use leasehold_protocol::lease::{self, Asking, Holder, Judgement, Observer, Refused, Seen, Why};
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
 
 use crate::env::BootTime;
@@ -269,13 +270,23 @@ impl Desk {
     ) -> Result<Result<Tenure, Box<(Lease, BootTime)>>> {
         let Shared { store, key, name, terms, .. } = &*self.0;
         let sent = store.env().clock().boot();
-        let place = host::here(sent);
+        let place = store.env().host().here(sent);
         let holder = Holder { name, ttl: terms.ttl, place: place.as_ref() };
         let now = store.now().await?;
         let backend = store.backend();
         let nonce = store.env().nonce();
         let mut change = lease::acquire(known, &holder, now, 0, nonce);
         fill(&mut change.lease);
+        if mutant::is(Mutant::GetThenPut) {
+            if known.is_none() && store.get(key).await?.is_some() {
+                return Ok(Err(Box::new((change.lease, sent))));
+            }
+            change.when = When::Any;
+        }
+        if mutant::is(Mutant::DeleteThenClaim) && known.is_some() {
+            let _ = store.delete(key).await?;
+            change.when = When::Absent;
+        }
         backend.reserve(change.lease.token.unwrap_or(0)).await?;
         let landing = Landing { desk: self, lease: &change.lease, settled: false };
         let put = self.write(&change.lease, change.when, nonce).await;
@@ -385,12 +396,15 @@ impl Desk {
             let message = "is not a lock but something else: choose another name";
             return Err(Error::new(ErrorKind::Data, message).at(key));
         }
-        let seen = Seen {
+        let mut seen = Seen {
             record,
             version: object.meta.version,
             modified: object.meta.modified,
             now: object.meta.now,
         };
+        if mutant::is(Mutant::NaiveClock) {
+            seen.now = store.env().clock().wall();
+        }
         let now = store.env().clock().boot();
         let mut memory = self.memory();
         memory.exists = true;
@@ -408,12 +422,12 @@ impl Desk {
             Some((version, since)) if *version == seen.version => now.since(*since),
             _ => Duration::ZERO,
         };
-        let here = host::here(now);
+        let here = store.env().host().here(now);
         // Whether a holder lives costs a look at /proc. Of what is released nobody has to ask.
         let held = seen.record.as_ref().ok().filter(|lease| lease.state == State::Held);
         let there = held.and_then(|lease| lease.place.as_ref());
         let holder = match (there, &here) {
-            (Some(there), Some(here)) => host::liveness(there, here),
+            (Some(there), Some(here)) => host::liveness(store.env().host(), there, here),
             _ => None,
         };
         let store_is_here = store.kind() == Kind::Directory;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use leasehold_protocol::format::lease::{Ask, Lease, Process};
 use leasehold_protocol::lease::{self, Refused, Seen};
+use leasehold_protocol::mutant::{self, Mutant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -319,6 +320,7 @@ async fn keep(desk: Weak<super::Shared>) {
         let sleep = env.clock().sleep(pause.min(SLICE).max(Duration::from_millis(1)));
         match &mut watch {
             Some((_, watch)) => tokio::select! {
+                biased;
                 () = sleep => {}
                 () = watch.changed() => changed = true,
             },
@@ -404,7 +406,11 @@ impl Core {
             let boot_time = Some(sent.since(BootTime::from_boot(Duration::ZERO)));
             let mut renewed = lease::renew(&held, store.now().await?, boot_time, nonce);
             change(&mut renewed);
-            match self.desk.write(&renewed, When::Matches(version), nonce).await? {
+            let when = match mutant::is(Mutant::ZombieHeartbeat) {
+                true => When::Any,
+                false => When::Matches(version),
+            };
+            match self.desk.write(&renewed, when, nonce).await? {
                 Put::Stored(version) => {
                     *self.held() = Held { lease: renewed, version, sent };
                     *self.seen() = sent;
@@ -537,7 +543,7 @@ impl Core {
         let _writing = self.writing.lock().await;
         let store = &self.desk.0.store;
         loop {
-            if self.lost.is_cancelled() {
+            if self.lost.is_cancelled() && !mutant::is(Mutant::OutlivedLock) {
                 return Err(self.desk.lost());
             }
             let Held { lease: held, version, .. } = self.held().clone();
@@ -545,7 +551,10 @@ impl Core {
             let now = store.now().await?;
             let mut released = lease::release(&held, now, nonce);
             change(&mut released);
-            let when = When::Matches(version);
+            let when = match mutant::is(Mutant::OutlivedLock) {
+                true => When::Any,
+                false => When::Matches(version),
+            };
             match self.desk.write_as(&released, when, nonce, durability).await? {
                 Put::Stored(version) => {
                     // The next acquisition at this desk needs not read it.

@@ -127,6 +127,7 @@ impl Waiting {
         self.attempt = self.attempt.saturating_add(1);
         match &mut self.watch {
             Some(watch) => tokio::select! {
+                biased;
                 () = clock.sleep(pause) => {}
                 // Everybody who waits is woken at once, and one will get it: not all at once.
                 () = watch.changed() => give_way(store),

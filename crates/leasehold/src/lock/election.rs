@@ -55,6 +55,7 @@ impl Election {
                 return Ok(leader);
             }
             tokio::select! {
+                biased;
                 () = self.store.env().clock().sleep(every) => {}
                 () = watch.changed() => {}
             }

@@ -6,6 +6,7 @@ use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::lease::Lease;
 use leasehold_protocol::format::task::{self as format, DeadLetter, Receipt};
 use leasehold_protocol::layout::queue::{Part, Unit};
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::queue::{self as decide, Claim, History, Met};
 use leasehold_protocol::settle::Proof;
 
@@ -13,7 +14,7 @@ use super::bundle::Run;
 use super::task::Held;
 use super::{Queue, wrote};
 use crate::lease::{Desk, Tenure};
-use crate::store::{Delete, Write};
+use crate::store::{Delete, Object, Write};
 use crate::{Key, Result};
 
 /// What came of an attempt to get something to do.
@@ -36,6 +37,13 @@ pub(super) enum Tried {
 impl Queue {
     /// Claims what has no lease, as far as we know: a PUT and a GET.
     pub(super) async fn claim_free(&self, unit: &Unit, worker: &str) -> Result<Tried> {
+        if mutant::is(Mutant::GhostClaim) {
+            let there = self.store().get(&self.keys().part(unit, Part::Work)?).await?;
+            return match self.desk(unit, worker)?.create(|_| {}).await? {
+                Some(tenure) => self.begin_with(unit, tenure, History::default(), there).await,
+                None => Ok(Tried::Taken),
+            };
+        }
         match self.desk(unit, worker)?.create(|lease| self.note_companion(lease)).await? {
             Some(tenure) => self.begin(unit, tenure, History::default()).await,
             None => Ok(Tried::Taken),
@@ -80,8 +88,18 @@ impl Queue {
 
     /// Reads what we have claimed.
     async fn begin(&self, unit: &Unit, tenure: Tenure, history: History) -> Result<Tried> {
-        let key = self.keys().part(unit, Part::Work)?;
-        let Some(object) = self.store().get(&key).await? else {
+        let there = self.store().get(&self.keys().part(unit, Part::Work)?).await?;
+        self.begin_with(unit, tenure, history, there).await
+    }
+
+    async fn begin_with(
+        &self,
+        unit: &Unit,
+        tenure: Tenure,
+        history: History,
+        there: Option<Object>,
+    ) -> Result<Tried> {
+        let Some(object) = there else {
             // Finished elsewhere: our claim came from an old listing (FIELD.md row 7).
             tenure.remove().await?;
             return Ok(Tried::Over);
@@ -151,7 +169,10 @@ impl Queue {
     pub(super) async fn write_receipt(&self, unit: &Unit, receipt: Receipt) -> Result<bool> {
         let key = self.keys().receipt(unit)?;
         let mut receipt = receipt;
-        let mut when = When::Absent;
+        let mut when = match mutant::is(Mutant::LateGhostPut) {
+            true => When::Any,
+            false => When::Absent,
+        };
         loop {
             let nonce = self.store().env().nonce();
             receipt.nonce = nonce.to_string();
@@ -210,6 +231,10 @@ impl Queue {
     /// there.
     pub(super) async fn delete_work(&self, key: &Key, version: &Version) -> Result<bool> {
         let store = self.store();
+        if mutant::is(Mutant::SameIdNewTask) {
+            let _ = store.delete(key).await?;
+            return Ok(true);
+        }
         if store.deletes_conditionally().await? {
             return match store.delete_version(key, version).await? {
                 Delete::Deleted => Ok(true),

@@ -446,7 +446,7 @@ impl Finder {
 
     /// Makes candidates of what a listing shows.
     async fn choose(&mut self, seen: Seen, outlook: &mut Outlook) -> Result<()> {
-        let Seen { units, now } = seen;
+        let Seen { units, now, .. } = seen;
         let random = self.queue.store().env().random();
         let ttl = self.queue.settings().ttl.saturating_add(SLACK);
         let is_old = |lease: &Entry| match (now, lease.modified) {
@@ -595,6 +595,8 @@ struct Shown {
 #[derive(Debug, Default)]
 struct Seen {
     units: Vec<Shown>,
+    /// Where in `units` each is.
+    places: HashMap<Unit, usize>,
     now: Option<StoreTime>,
 }
 
@@ -603,15 +605,19 @@ impl Seen {
         self.now = page.now.or(self.now);
         for entry in page.entries {
             let Some((unit, part)) = queue.keys().parse_part(entry.key.as_str()) else { continue };
-            // The two keys of a task follow each other, on two pages perhaps.
-            if self.units.last().is_none_or(|last| last.unit != unit) {
-                self.units.push(Shown { unit, work: false, lease: None });
-            }
-            if let Some(last) = self.units.last_mut() {
-                match part {
-                    Part::Work => last.work = true,
-                    Part::Lease => last.lease = Some(entry),
+            // The two keys of a task follow each other, on two pages perhaps, where the store lists in
+            // order. Where it does not, a task whose lease came elsewhere must not look free for ever.
+            let at = match self.places.get(&unit) {
+                Some(at) => *at,
+                None => {
+                    self.places.insert(unit.clone(), self.units.len());
+                    self.units.push(Shown { unit, work: false, lease: None });
+                    self.units.len() - 1
                 }
+            };
+            match part {
+                Part::Work => self.units[at].work = true,
+                Part::Lease => self.units[at].lease = Some(entry),
             }
         }
     }

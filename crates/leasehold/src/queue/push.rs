@@ -206,15 +206,19 @@ impl Queue {
             return Ok(Pushed { id, outcome: Outcome::AlreadyPending, incarnation: there });
         };
         // And after: it may have been completed and removed in between.
+        let incarnation = nonce.to_string();
         if remembers
             && let Some(object) = store.get(&receipt).await?
-            && Receipt::parse(&object.body)
-                .is_ok_and(|receipt| receipt.incarnation != nonce.to_string())
+            && let Ok(done) = Receipt::parse(&object.body)
         {
             self.delete_work(&key, &version).await?;
-            return Ok(Pushed { id, outcome: Outcome::AlreadyCompleted, incarnation: None });
+            // Our own, too: a write whose answer was lost is sent again if it is not there, and it is
+            // not there because it was done (FIELD.md row 21).
+            if done.incarnation != incarnation {
+                return Ok(Pushed { id, outcome: Outcome::AlreadyCompleted, incarnation: None });
+            }
         }
-        Ok(Pushed { id, outcome: Outcome::New, incarnation: Some(nonce.to_string()) })
+        Ok(Pushed { id, outcome: Outcome::New, incarnation: Some(incarnation) })
     }
 
     /// Whether this receipt still stands for its task. One that is past its time is removed: nobody

@@ -4,6 +4,7 @@ use leasehold_protocol::cas::When;
 use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::Judgement;
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::queue::is_outdated;
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
@@ -91,6 +92,9 @@ impl Queue {
     /// version that was judged (FIELD.md row 24).
     pub(super) async fn sweep_lease(&self, unit: &Unit, desk: &Desk) -> Result<bool> {
         let Some(seen) = desk.look().await? else { return Ok(false) };
+        if mutant::is(Mutant::SplitPage) {
+            return self.store().retire(desk.key(), &seen.version, 0).await.map(|_| true);
+        }
         if let Judgement::Held { .. } = desk.judge(&seen) {
             return Ok(false);
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_protocol::cas::Version;
 use leasehold_protocol::format::task::{self as format, DeadLetter, Failure, Json, Receipt};
 use leasehold_protocol::layout::queue::{Part, Unit};
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::queue::{self as decide, AfterFailure, History};
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
@@ -278,6 +279,10 @@ impl Held {
             let first = self.remove().await?;
             return Ok(if first { Acked::First } else { Acked::Again });
         }
+        if mutant::is(Mutant::ZombieAck) {
+            let _ = queue.store().delete(&key).await?;
+            let _ = queue.store().delete(&queue.keys().part(&self.unit, Part::Lease)?).await?;
+        }
         let lease = self.tenure.lease();
         let receipt = Receipt {
             id: self.task.id.clone(),
@@ -378,6 +383,9 @@ impl Held {
                 nonce: String::new(),
             };
             queue.write_dead_letter(letter).await?;
+        }
+        if mutant::is(Mutant::HalfDoneDeadLetter) {
+            let _ = queue.store().delete(&queue.keys().part(&self.unit, Part::Work)?).await?;
         }
         self.clean_up().await;
         Ok(())

@@ -173,6 +173,7 @@ impl Worker {
             let until = rests.min().unwrap_or(now.plus(AFTER_CHANGE));
             let pause = until.since(now).max(AFTER_CHANGE);
             tokio::select! {
+                biased;
                 () = env.clock().sleep(pause) => {}
                 () = self.drain.cancelled() => return Ok(None),
                 () = any_change(watches.as_deref_mut().unwrap_or_default()) => {

@@ -38,6 +38,7 @@ use bytes::Bytes;
 use leasehold_protocol::format::root::ROOT_KEY;
 use leasehold_protocol::key::Key;
 use leasehold_protocol::lease::Judgement;
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -464,6 +465,7 @@ impl Locked<'_> {
         }
         let bytes = bytes.into();
         let when = self.version.clone().map_or(When::Absent, When::Matches);
+        let when = if mutant::is(Mutant::CheckedThenPaused) { When::Any } else { when };
         // The bytes are the user's and carry no nonce, and equal ones may be somebody else's: were
         // they taken for ours, two increments would count as one.
         let write = Write::when(when, Proof::None).durability(self.pad.durability);

@@ -197,7 +197,8 @@ pub trait Backend: Debug + Send + Sync + 'static {
 /// A listing in progress.
 #[async_trait]
 pub trait Lister: Send {
-    /// The next page, or `None` after the last. After an error it either gives the same page when
+    /// The next page, or `None` after the last. Any page may be short, as some stores end them early.
+    /// After an error it either gives the same page when
     /// asked again, or goes on failing; it never goes on with something left out.
     async fn next_page(&mut self) -> Result<Option<Page>>;
 }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use leasehold_protocol::backoff::full_jitter;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
+use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::{self, Found, Verdict};
 
 use super::backend::Backend;
@@ -35,9 +36,16 @@ impl<'a> Driver<'a> {
                 Ok(put @ (Put::Stored(_) | Put::Unknown(Unknown::NotFlushed(_)))) => {
                     return Ok(put);
                 }
+                Ok(Put::Contended) if mutant::is(Mutant::ConflictAsHeld) => {
+                    return Ok(Put::Refused);
+                }
                 // Without doubt a refusal is somebody else's doing; and nothing can refuse a
                 // write that has no condition.
-                Ok(Put::Refused) if doubt.is_none() || write.when == When::Any => {
+                Ok(Put::Refused)
+                    if doubt.is_none()
+                        || write.when == When::Any
+                        || mutant::is(Mutant::OwnRefusal) =>
+                {
                     return Ok(Put::Refused);
                 }
                 Ok(Put::Refused) => {}
@@ -47,7 +55,7 @@ impl<'a> Driver<'a> {
                 Ok(Put::Unknown(unknown)) => {
                     doubt = Some(unknown.into_error());
                     paused = attempts.pause().await;
-                    if paused && write.when == When::Any {
+                    if paused && (write.when == When::Any || mutant::is(Mutant::OwnRefusal)) {
                         continue;
                     }
                 }

@@ -244,13 +244,18 @@ impl List {
         self
     }
 
+    /// How many keys and prefixes a page has at most.
+    pub fn most_per_page(&self) -> usize {
+        self.page
+    }
+
     /// Whether `key` is one of those asked for, as far as prefix and entry point go.
-    pub(crate) fn includes(&self, key: &str) -> bool {
+    pub fn includes(&self, key: &str) -> bool {
         key.starts_with(&self.prefix) && self.start_after.as_deref().is_none_or(|after| key > after)
     }
 
     /// The common prefix that `key` is folded into, if any: up to the first `/` behind the prefix.
-    pub(crate) fn fold<'k>(&self, key: &'k str) -> Option<&'k str> {
+    pub fn fold<'k>(&self, key: &'k str) -> Option<&'k str> {
         if !self.delimited {
             return None;
         }

@@ -1,0 +1,91 @@
+//! Leases: who may change a record from what to what.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leasehold::protocol::format::lease::{Lease, Place, State as LeaseState};
+
+use super::{Applied, Verdict};
+use crate::world::{Life, State};
+
+/// What is known of leases.
+#[derive(Debug, Default)]
+pub struct Leases {
+    /// The highest token that was given out at a key.
+    highest: BTreeMap<String, u64>,
+}
+
+/// The ttl of records that name none.
+const USUAL: Duration = Duration::from_secs(6);
+
+impl Leases {
+    /// Checks a change of a lease's record.
+    pub fn applied(&mut self, state: &State, applied: &Applied<'_>) -> Verdict {
+        if applied.label == "damage" {
+            return Ok(());
+        }
+        let now = state.store_time();
+        let after = applied.after.as_ref().and_then(|there| Lease::parse(&there.body).ok());
+        let Some(there) = &applied.before else { return self.token(applied, after.as_ref()) };
+        let before = Lease::parse(&there.body).ok();
+        let age = now.since(there.written);
+        let Some(before) = before else {
+            // Nobody knows whose it was: it is left alone for a ttl.
+            return match age * 10 >= USUAL * 9 || applied.label == "force" {
+                true => self.token(applied, after.as_ref()),
+                false => Err("a damaged lease was taken too soon".to_owned()),
+            };
+        };
+        let same = after.as_ref().is_some_and(|after| after.lease_id == before.lease_id);
+        if before.state == LeaseState::Held && !same {
+            let ttl = before.ttl.unwrap_or(USUAL);
+            let stale = age * 10 >= ttl * 9;
+            let gone =
+                before.place.as_ref().is_some_and(|place| is_gone(state, place, applied.life));
+            let own = before.place.as_ref().is_some_and(|p| p.process.pid == applied.life.pid());
+            let removed = after.is_none() && (own || state.objects.deletes_blindly);
+            if !(stale || gone || removed || applied.label == "force") {
+                let did = match &after {
+                    Some(after) => format!("taken by {}", after.holder),
+                    None => "removed".to_owned(),
+                };
+                return Err(format!(
+                    "the lease of {} (token {}) was {did} {age:?} after its last renewal, with a ttl \
+                     of {ttl:?}",
+                    before.holder,
+                    before.token.unwrap_or(0),
+                ));
+            }
+        }
+        if let Some(after) = &after
+            && !same
+            && after.token <= before.token
+        {
+            return Err(format!("the token went from {:?} to {:?}", before.token, after.token));
+        }
+        self.token(applied, after.as_ref())
+    }
+
+    /// Tokens of locks rise for ever. Those of tasks rise as long as there is a record.
+    fn token(&mut self, applied: &Applied<'_>, after: Option<&Lease>) -> Verdict {
+        let Some(token) = after.and_then(|lease| lease.token) else { return Ok(()) };
+        if !applied.key.ends_with(".lock") || applied.late {
+            return Ok(());
+        }
+        let highest = self.highest.entry(applied.key.to_owned()).or_default();
+        if token < *highest {
+            return Err(format!("token {token} after {highest}"));
+        }
+        *highest = token;
+        Ok(())
+    }
+}
+
+/// Whether whoever took it could see that the holder, and what it ran, are gone.
+fn is_gone(state: &State, place: &Place, by: Life) -> bool {
+    let node = &state.nodes[by.node];
+    let lives = |pid: u32| state.process_lives(node.machine, node.container, pid);
+    let near = place.boot_id == format!("boot-{}", node.machine)
+        && place.pid_ns == format!("pid:[{}]", node.container);
+    near && !lives(place.process.pid) && !place.child.as_ref().is_some_and(|child| lives(child.pid))
+}

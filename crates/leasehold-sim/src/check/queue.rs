@@ -1,0 +1,351 @@
+//! The queue: nothing is lost, and every push has one receipt at most.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use leasehold::protocol::format::task::{Bundle, DeadLetter, Receipt, Task, bundle_task};
+use leasehold::protocol::layout::queue::{Part, QueueKeys, Unit};
+use leasehold::queue::Acked;
+
+use super::{Applied, Verdict};
+use crate::objects::Stored;
+use crate::world::{Life, Micros, State};
+
+/// What is known of one push.
+#[derive(Debug, Default)]
+struct Push {
+    id: String,
+    /// Its receipt: nonce, worker, token, when.
+    receipt: Option<(String, String, u64, Micros)>,
+    letter: bool,
+    /// Somebody removed it on purpose, or it gave way to another of its name.
+    removed: bool,
+    /// It was pending, and not only scheduled.
+    pending: bool,
+    /// A write of it arrived late: it may be back after it was done.
+    late: bool,
+    /// Whether a worker was told to be the first to complete it.
+    first: bool,
+}
+
+/// What is known of the queue.
+#[derive(Debug)]
+pub struct QueueCheck {
+    keys: QueueKeys,
+    pushes: BTreeMap<String, Push>,
+    /// Which lives have seen which receipts.
+    seen: BTreeSet<(u32, String)>,
+    /// When leases were created where there was none, by name and token.
+    created: BTreeMap<(String, u64), Micros>,
+    /// When a task or receipt of a name was last there.
+    work_gone: BTreeMap<String, Micros>,
+    receipt_gone: BTreeMap<String, Micros>,
+    /// Tasks of bundles of which a worker said that they are done.
+    pieces: BTreeSet<String>,
+    /// How many completions there were.
+    pub completions: u64,
+}
+
+impl QueueCheck {
+    /// For the queue with this name.
+    pub fn new(name: &str, shards: u16) -> Option<Self> {
+        Some(Self {
+            keys: QueueKeys::new(name, shards).ok()?,
+            pushes: BTreeMap::new(),
+            seen: BTreeSet::new(),
+            created: BTreeMap::new(),
+            work_gone: BTreeMap::new(),
+            receipt_gone: BTreeMap::new(),
+            pieces: BTreeSet::new(),
+            completions: 0,
+        })
+    }
+
+    /// Where its objects are.
+    pub fn keys(&self) -> &QueueKeys {
+        &self.keys
+    }
+
+    /// Checks a change of one of its objects.
+    pub fn applied(&mut self, state: &State, applied: &Applied<'_>) -> Verdict {
+        let key = applied.key;
+        if !key.starts_with(self.keys.everything()) {
+            return Ok(());
+        }
+        match self.keys.parse_part(key) {
+            Some((unit, Part::Work)) => return self.work(state, applied, &unit, false),
+            Some((unit, Part::Lease)) => {
+                if applied.before.is_none()
+                    && let Some(after) = &applied.after
+                    && let Ok(lease) = leasehold::protocol::format::lease::Lease::parse(&after.body)
+                {
+                    let token = lease.token.unwrap_or(0);
+                    self.created.insert((unit.name(), token), state.now);
+                }
+                return Ok(());
+            }
+            None => {}
+        }
+        if let Some((_, id)) = self.keys.parse_scheduled(key) {
+            return self.work(state, applied, &Unit::Task(id), true);
+        }
+        if let Some(name) = self.keys.parse_record(key) {
+            return match key.starts_with(&self.keys.completed()) {
+                true => self.receipt(state, applied, &name),
+                false => self.letter(applied, &name),
+            };
+        }
+        Ok(())
+    }
+
+    fn work(
+        &mut self,
+        state: &State,
+        applied: &Applied<'_>,
+        unit: &Unit,
+        scheduled: bool,
+    ) -> Verdict {
+        let before = applied.before.as_ref().map(|there| incarnation(unit, there));
+        let after = applied.after.as_ref().map(|there| incarnation(unit, there));
+        let name = unit.name();
+        if let Some(before) = &before
+            && after.as_ref() != Some(before)
+        {
+            if !scheduled {
+                self.work_gone.insert(name.clone(), state.now);
+            }
+            let other = self.pushes.iter().any(|(inc, push)| push.id == name && inc != before);
+            let receipts = self.keys.receipt(unit).ok();
+            let standing = receipts.is_some_and(|key| state.objects.get(&key).is_some());
+            let push = self.pushes.entry(before.clone()).or_default();
+            let over = push.receipt.is_some() || push.letter || push.removed;
+            let may = match applied.label {
+                // Taken away on purpose.
+                "purge" => true,
+                // The pusher found that the name was completed meanwhile.
+                "push" => other,
+                _ => false,
+            };
+            // A push that arrives late, of a name that is completed by now, is not run again.
+            let may = may || (push.late && standing);
+            // Promoted, or dropped for another with its name.
+            let moved = scheduled && (push.pending || other);
+            if may || (moved && !push.pending) {
+                push.removed = true;
+            }
+            if !(over || may || moved) {
+                return Err(format!(
+                    "push {} was deleted, and was neither done nor given up",
+                    short(before)
+                ));
+            }
+        }
+        if let Some(after) = after {
+            let back = !scheduled && before.as_ref() != Some(&after);
+            let push = self.pushes.entry(after).or_default();
+            push.id = name;
+            // Also one that is sent again because its answer got lost and it is not there any more.
+            push.late |= applied.late || (back && push.pending);
+            push.pending |= !scheduled;
+        }
+        Ok(())
+    }
+
+    fn receipt(&mut self, state: &State, applied: &Applied<'_>, name: &str) -> Verdict {
+        if applied.before.is_some() && applied.after.is_none() {
+            self.receipt_gone.insert(name.to_owned(), state.now);
+        }
+        let Some(after) = &applied.after else { return Ok(()) };
+        let receipt = Receipt::parse(&after.body).map_err(|error| error.to_string())?;
+        let push = self.pushes.entry(receipt.incarnation.clone()).or_default();
+        if let Some((nonce, worker, token, _)) = &push.receipt {
+            return match *nonce == receipt.nonce {
+                true => Ok(()),
+                false => Err(format!(
+                    "a second receipt of push {}: by {} with token {}, after {worker} with {token}",
+                    short(&receipt.incarnation),
+                    receipt.worker,
+                    receipt.token
+                )),
+            };
+        }
+        push.receipt = Some((receipt.nonce, receipt.worker, receipt.token, state.now));
+        self.completions += 1;
+        // A bundle is done when each of its tasks is, or has left it.
+        if let Some((bundle, count)) = name.rsplit_once('-')
+            && let Ok(count) = count.parse::<u32>()
+            && bundle.len() == 26
+        {
+            for n in 0..count {
+                let task = bundle_task(bundle, n);
+                let left = self.pushes.values().any(|push| push.id == task);
+                if !left && !self.pieces.contains(&task) {
+                    return Err(format!("the bundle is recorded as done, and task {n} is not"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn letter(&mut self, applied: &Applied<'_>, name: &str) -> Verdict {
+        let parse = |stored: &Option<Stored>| {
+            stored.as_ref().and_then(|there| DeadLetter::parse(&there.body).ok())
+        };
+        if let Some(after) = parse(&applied.after) {
+            let push = self.pushes.entry(after.task.incarnation).or_default();
+            push.id = name.to_owned();
+            push.letter = true;
+        }
+        if let (Some(before), None) = (parse(&applied.before), &applied.after) {
+            let inc = before.task.incarnation;
+            let done = self.pushes.get(&inc).is_some_and(|push| push.receipt.is_some());
+            let again = self.pushes.iter().any(|(other, push)| push.id == name && *other != inc);
+            if !(done || again || applied.label == "discard") {
+                return Err(format!("the dead letter of push {} is gone", short(&inc)));
+            }
+        }
+        Ok(())
+    }
+
+    /// A node was shown a receipt.
+    pub fn witnessed(&mut self, life: Life, key: &str, body: &[u8]) {
+        if key.starts_with(&self.keys.completed())
+            && let Ok(receipt) = Receipt::parse(body)
+        {
+            self.seen.insert((life.pid(), receipt.incarnation));
+        }
+    }
+
+    /// A worker was handed a task.
+    pub fn started(
+        &mut self,
+        state: &State,
+        life: Life,
+        id: &str,
+        inc: &str,
+        token: u64,
+    ) -> Verdict {
+        let Some(push) = self.pushes.get(inc) else { return Ok(()) };
+        let bundle = inc.rsplit_once('.').and_then(|(bundle, _)| self.pushes.get(bundle));
+        if push.late || bundle.is_some_and(|push| push.late) || state.objects.deletes_blindly {
+            return Ok(());
+        }
+        if self.seen.contains(&(life.pid(), inc.to_owned())) {
+            return Err(format!("{id}: a worker was handed a task whose receipt it had seen"));
+        }
+        if let (Some((_, _, _, done)), Some(created)) =
+            (&push.receipt, self.created.get(&(id.to_owned(), token)))
+            && done < created
+        {
+            return Err(format!(
+                "{id}: a worker claimed a task that was done, and gone, and was handed it"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether this push is a task of its own, and not one in a bundle.
+    pub fn is_single(&self, inc: &str) -> bool {
+        self.pushes.get(inc).is_some_and(|push| push.pending)
+    }
+
+    /// A worker says that it has done a task of a bundle.
+    pub fn done_piece(&mut self, id: &str) {
+        self.pieces.insert(id.to_owned());
+    }
+
+    /// A worker was told what its ack came to.
+    pub fn acked(
+        &mut self,
+        life: Life,
+        worker: &str,
+        inc: &str,
+        token: u64,
+        acked: Acked,
+    ) -> Verdict {
+        self.seen.insert((life.pid(), inc.to_owned()));
+        let Some(push) = self.pushes.get_mut(inc) else {
+            return Err(format!("push {} was acked, and never was", short(inc)));
+        };
+        let ours =
+            push.receipt.as_ref().is_some_and(|(_, by, with, _)| by == worker && *with == token);
+        match acked {
+            Acked::First if !ours => {
+                Err(format!("{worker} was told to be the first, and the receipt is not its own"))
+            }
+            Acked::First if std::mem::replace(&mut push.first, true) => {
+                Err("two were told to be the first".to_owned())
+            }
+            Acked::Again if ours => {
+                Err(format!("{worker} was told that somebody else completed what it had completed"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A pusher was told that a task of this name is new, pending or completed.
+    pub fn pushed(
+        &mut self,
+        state: &State,
+        since: Micros,
+        pushed: &leasehold::queue::Pushed,
+    ) -> Verdict {
+        use leasehold::queue::Outcome;
+        let unit = Unit::Task(pushed.id.clone());
+        let lately = |gone: &BTreeMap<String, Micros>| {
+            gone.get(&pushed.id).is_some_and(|gone| *gone >= since)
+        };
+        let there = |key: Result<leasehold::Key, _>| {
+            key.is_ok_and(|key: leasehold::Key| state.objects.get(&key).is_some())
+        };
+        let fine = match pushed.outcome {
+            Outcome::New => {
+                pushed.incarnation.as_ref().is_some_and(|inc| self.pushes.contains_key(inc))
+            }
+            Outcome::AlreadyPending => {
+                there(self.keys.part(&unit, Part::Work).map_err(drop)) || lately(&self.work_gone)
+            }
+            Outcome::AlreadyCompleted => {
+                there(self.keys.receipt(&unit).map_err(drop)) || lately(&self.receipt_gone)
+            }
+        };
+        match fine {
+            true => Ok(()),
+            false => Err(format!(
+                "{}: pushed, and told {:?}, which it is not",
+                pushed.id, pushed.outcome
+            )),
+        }
+    }
+
+    /// Once everything has come to rest: every push was done, given up, or removed on purpose.
+    pub fn at_the_end(&self) -> Verdict {
+        for (inc, push) in &self.pushes {
+            if push.receipt.is_none() && !push.letter && !push.removed && !push.id.is_empty() {
+                return Err(format!("push {} of {} is lost", short(inc), push.id));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is still there that should not be.
+    pub fn leftovers(&self, state: &State) -> Option<String> {
+        let prefixes = [self.keys.all_pending(), self.keys.bundles(), self.keys.scheduled()];
+        prefixes.iter().find_map(|prefix| {
+            // Where nothing can be deleted safely, leases stay.
+            let mut left = state.objects.under(prefix).map(|(key, _)| key.to_string());
+            left.find(|key| !(state.objects.deletes_blindly && key.ends_with("/lease.json")))
+        })
+    }
+}
+
+fn incarnation(unit: &Unit, there: &Stored) -> String {
+    match unit {
+        Unit::Task(id) => Task::parse(&there.body, id, there.version.as_str()).incarnation,
+        Unit::Bundle(id, _) => Bundle::parse(&there.body, id)
+            .map_or_else(|_| there.version.as_str().to_owned(), |bundle| bundle.incarnation),
+    }
+}
+
+fn short(incarnation: &str) -> &str {
+    incarnation.get(..8).unwrap_or(incarnation)
+}
