@@ -1,5 +1,6 @@
 //! What can be asked.
 
+pub mod fleet;
 pub mod index;
 
 use std::ffi::OsString;
@@ -34,6 +35,10 @@ pub struct Args {
     /// Say nothing but errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
+
+    /// What a supervisor tells its processes: for which node they work
+    #[arg(long, global = true, hide = true, value_name = "NODE")]
+    pub supervised: Option<String>,
 
     #[command(subcommand)]
     pub command: Command,
@@ -80,6 +85,10 @@ pub struct StoreArgs {
     #[arg(long, global = true, value_name = "N", hide_short_help = true)]
     pub connections: Option<usize>,
 
+    /// How many requests to send in a minute at most: those beyond it wait
+    #[arg(long, global = true, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub requests_per_minute: Option<u32>,
+
     /// Use a directory on a network file system, although it is not safe between machines
     #[arg(long, global = true, hide_short_help = true)]
     pub force_network_fs: bool,
@@ -110,6 +119,13 @@ pub enum Command {
     /// Keep records, find them by key, ask about them in SQL
     #[command(subcommand)]
     Index(index::IndexCommand),
+    /// Run this node's workers and compilers, as the fleet's plan says
+    Supervise(fleet::Supervise),
+    /// Say what each node runs
+    #[command(subcommand)]
+    Fleet(fleet::FleetCommand),
+    /// Show how the nodes of the fleet are doing
+    Nodes(fleet::Nodes),
     /// Make the store now instead of at the first write
     Init,
     /// List keys

@@ -9,12 +9,13 @@ mod commands;
 mod config;
 mod exit;
 mod render;
+mod supervised;
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, fleet};
 use crate::exit::{Ending, Exit};
 
 fn main() -> ExitCode {
@@ -50,6 +51,12 @@ fn run(args: &Args) -> anyhow::Result<Ending> {
         }
         Command::DemoQueue(worker) => {
             runtime(1)?.block_on(commands::demo::queue::worker(worker)).map(Ending::from)
+        }
+        Command::Supervise(supervise) if supervise.print_unit => {
+            commands::supervise::print_unit(args, supervise).map(Ending::from)
+        }
+        Command::Fleet(fleet::FleetCommand::Check { file }) => {
+            commands::fleet::check(args, file).map(Ending::from)
         }
         // The doctor wants to be in many places at once.
         Command::Doctor { .. } => runtime(4)?.block_on(with_store(args)),
@@ -96,6 +103,9 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Pad(_)
         | Command::Queue(_)
         | Command::Index(_)
+        | Command::Supervise(_)
+        | Command::Fleet(_)
+        | Command::Nodes(_)
         | Command::DemoWorker(_)
         | Command::DemoQueue(_) => unreachable!("handled before"),
     };
@@ -110,6 +120,9 @@ async fn run_locked(args: &Args, store: &leasehold::Store) -> Option<anyhow::Res
         Command::Pad(pad) => commands::pad::run(args, store, pad).await,
         Command::Queue(queue) => commands::queue::run(args, store, queue).await,
         Command::Index(index) => commands::index::run(args, store, index).await,
+        Command::Supervise(supervise) => commands::supervise::run(args, store, supervise).await,
+        Command::Fleet(fleet) => commands::fleet::run(args, store, fleet).await,
+        Command::Nodes(nodes) => commands::nodes::run(args, store, nodes).await,
         _ => return None,
     })
 }

@@ -79,8 +79,7 @@ fn worker(plan: &WorkerPlan) -> Process {
     option("poll", plan.poll.map(duration::format));
     option("grace", plan.grace.map(duration::format));
     option("fail-code", plan.fail_code.map(|code| code.to_string()));
-    // A name may begin with anything.
-    words.push(format!("--queues={}", plan.queue.all().join(",")));
+    words.push(plan.queue.all().join(","));
     words.push("--".to_owned());
     match &plan.command {
         Words::One(script) => words.extend(["sh", "-c", script].map(str::to_owned)),

@@ -250,8 +250,12 @@ impl NodePlan {
 impl WorkerPlan {
     fn check(&self) -> Result<(), String> {
         not_empty("queue", &self.queue)?;
-        if let Some(queue) = self.queue.all().iter().find(|queue| queue.contains(',')) {
-            return Err(format!("write queue {queue:?} as a list of queues"));
+        // They become one word of a command line.
+        let odd = |queue: &&String| queue.contains(',') || queue.starts_with('-');
+        if let Some(queue) = self.queue.all().iter().find(odd) {
+            return Err(format!(
+                "queue {queue:?}: several are a list, and a name here cannot begin with -"
+            ));
         }
         not_empty("command", &self.command)?;
         if self.jobs == 0 || self.jobs > MOST_JOBS {
@@ -293,7 +297,8 @@ fn not_empty(what: &str, words: &Words) -> Result<(), String> {
 
 /// Whether the pattern matches the name: `*` is any text, `?` one character.
 pub fn matches(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
+    let (pattern, name): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), name.chars().collect());
     // Where to go on when what follows the last star does not fit: one further.
     let (mut p, mut n, mut star) = (0, 0, None);
     while n < name.len() {
@@ -368,6 +373,8 @@ mod tests {
             (worker(r#""command":"x","cuont":2"#), "unknown field `cuont`"),
             (worker(r#""count":2"#), "missing field `command`"),
             (worker(r#""command":[]"#), "worker 1: command is empty"),
+            (worker(r#""command":"x"}, {"queue":"a,b","command":"x""#), "several are a list"),
+            (worker(r#""command":"x"}, {"queue":"-q","command":"x""#), "cannot begin with -"),
             (worker(r#""command":"x","jobs":0"#), "jobs is 1 to 1024"),
             (worker(r#""command":"x","fail_code":0"#), "fail_code cannot be 0"),
             (worker(r#""command":"x","count":300"#), "300 processes"),

@@ -23,14 +23,22 @@ fn a_plan_becomes_commands() {
     assert_eq!(all[0], all[1]);
     assert_eq!(
         all[0].words.join(" "),
-        "queue work --jobs=3 --drain=30s --poll=5s --queues=urgent,q -- run {}"
+        "queue work --jobs=3 --drain=30s --poll=5s urgent,q -- run {}"
     );
     assert_eq!(all[0].env["A"], "1");
     assert_eq!(
         all[2].words,
         [
-            "queue", "work", "--jobs=1", "--drain=2m", "--fail-code=7", "--queues=other", "--",
-            "sh", "-c", "echo {} | wc"
+            "queue",
+            "work",
+            "--jobs=1",
+            "--drain=2m",
+            "--fail-code=7",
+            "other",
+            "--",
+            "sh",
+            "-c",
+            "echo {} | wc"
         ]
     );
     assert_eq!(all[2].drain, Duration::from_secs(120));
