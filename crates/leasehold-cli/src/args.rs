@@ -97,7 +97,7 @@ pub struct StoreArgs {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Watch processes race for objects, and share a queue, in a temporary directory
+    /// Watch a small fleet at work in a temporary directory: under a minute, and all of it real
     Demo(Demo),
     /// Find out whether a store is safe to use
     Doctor {
@@ -154,20 +154,21 @@ pub enum Command {
     /// A racing process of `demo`
     #[command(hide = true)]
     DemoWorker(DemoWorker),
-    /// A worker of `demo`'s queue
-    #[command(hide = true)]
-    DemoQueue(DemoQueue),
 }
 
 #[derive(Debug, ClapArgs)]
 pub struct Demo {
-    /// How many processes race
-    #[arg(short = 'j', long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub workers: u32,
+    /// Another demonstration: processes race for the same objects, and for one counter
+    #[arg(long)]
+    pub race: bool,
 
-    /// How many objects they race for
-    #[arg(short = 'n', long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub objects: u32,
+    /// How many workers, or racing processes [default: 3, or 8]
+    #[arg(short = 'j', long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub workers: Option<u32>,
+
+    /// How many tasks, or objects to race for [default: 200, or 5000]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub number: Option<u32>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -176,12 +177,6 @@ pub struct DemoWorker {
     pub id: u32,
     pub objects: u32,
     pub swaps: u32,
-}
-
-#[derive(Debug, ClapArgs)]
-pub struct DemoQueue {
-    pub dir: PathBuf,
-    pub id: u32,
 }
 
 /// Which lock.

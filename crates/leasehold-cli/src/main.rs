@@ -49,9 +49,6 @@ fn run(args: &Args) -> anyhow::Result<Ending> {
         Command::DemoWorker(worker) => {
             runtime(1)?.block_on(commands::demo::race::worker(worker)).map(Ending::from)
         }
-        Command::DemoQueue(worker) => {
-            runtime(1)?.block_on(commands::demo::queue::worker(worker)).map(Ending::from)
-        }
         Command::Supervise(supervise) if supervise.print_unit => {
             commands::supervise::print_unit(args, supervise).map(Ending::from)
         }
@@ -106,8 +103,7 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Supervise(_)
         | Command::Fleet(_)
         | Command::Nodes(_)
-        | Command::DemoWorker(_)
-        | Command::DemoQueue(_) => unreachable!("handled before"),
+        | Command::DemoWorker(_) => unreachable!("handled before"),
     };
     finish(args, &store, outcome.map(Ending::from))
 }

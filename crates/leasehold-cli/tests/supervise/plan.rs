@@ -71,7 +71,9 @@ fn a_broken_change_is_refused() {
         place.fails(&["fleet", "set", "bad.toml"], 2, "unknown field `nmae`");
         assert_eq!(place.ok(&["fleet", "show"]), good);
         // Others may write anything.
-        for (text, part) in [("[[node", "invalid"), ("[[node]]\nname = \"\"\n", "name is empty")] {
+        for (text, part) in
+            [("[[node", "TOML parse error"), ("[[node]]\nname = \"\"\n", "name is empty")]
+        {
             place.ok(&["put", "fleet.toml", "--text", text]);
             let node = place.node_when("it is refused", |node| {
                 node["node"]["refused"].as_str().is_some_and(|told| told.contains(part))

@@ -68,13 +68,29 @@ pub struct Node {
     pub clock_ahead_ms: i64,
     /// Requests since it started, of all its processes.
     #[serde(default)]
-    pub requests: u64,
+    pub requests: Requests,
     /// What they cost at list price.
     #[serde(default)]
     pub dollars: f64,
     /// What later versions added: kept.
     #[serde(flatten)]
     pub other: Map<String, Value>,
+}
+
+/// Requests by class: what a store bills by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Requests {
+    /// Objects written.
+    pub put: u64,
+    /// Objects read.
+    pub get: u64,
+    /// Objects asked about.
+    pub head: u64,
+    /// Pages listed.
+    pub list: u64,
+    /// Deletes.
+    pub delete: u64,
 }
 
 /// A process of a node.
@@ -180,7 +196,7 @@ mod tests {
             errors: vec![NodeError { at: time("2026-11-15T09:59:00Z"), text: "it ended".into() }],
             disk_free: Some(1 << 30),
             clock_ahead_ms: -1500,
-            requests: 100,
+            requests: Requests { put: 80, get: 10, head: 4, list: 5, delete: 1 },
             dollars: 0.0005,
             other: Map::new(),
         }

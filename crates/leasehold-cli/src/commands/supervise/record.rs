@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use leasehold::fleet::Seat;
 use leasehold::protocol::format::node::{
-    MOST_ERRORS, MOST_HELD, Node, NodeError, NodeProcess, shortened,
+    MOST_ERRORS, MOST_HELD, Node, NodeError, NodeProcess, Requests, shortened,
 };
-use leasehold::store::meter::Prices;
+use leasehold::store::meter::{Prices, Usage};
 use leasehold::{Store, StoreTime};
 
 use super::process::{State as Running, sum};
@@ -138,11 +138,16 @@ impl Supervisor {
             errors: self.errors.iter().cloned().collect(),
             disk_free: self.state.free(),
             clock_ahead_ms: 0,
-            requests: usage.requests(),
+            requests: by_class(&usage),
             dollars: usage.dollars(&Prices::of(self.store.kind())),
             other: serde_json::Map::new(),
         }
     }
+}
+
+fn by_class(usage: &Usage) -> Requests {
+    let Usage { put, get, head, list, delete, .. } = *usage;
+    Requests { put, get, head, list, delete }
 }
 
 /// Adds what takes the store's clock, and says what that is.
