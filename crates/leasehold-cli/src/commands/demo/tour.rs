@@ -136,8 +136,6 @@ pause = "1s"
         self.title("Work is pushed, and shared.")?;
         let start = self.now();
         let numbers: Vec<String> = (1..=tasks).map(|n| n.to_string()).collect();
-        self.show(&["queue", "push", QUEUE, "0", "--id", SLOW])?;
-        self.leasehold(&["queue", "push", QUEUE, "0", "--id", SLOW])?;
         self.show(&[
             "queue",
             "push",
