@@ -1,5 +1,6 @@
 //! What can be asked.
 
+pub mod fleet;
 pub mod index;
 
 use std::ffi::OsString;
@@ -35,6 +36,10 @@ pub struct Args {
     /// Say nothing but errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
+
+    /// What a supervisor tells its processes: for which node they work
+    #[arg(long, global = true, hide = true, value_name = "NODE")]
+    pub supervised: Option<String>,
 
     #[command(subcommand)]
     pub command: Command,
@@ -81,6 +86,10 @@ pub struct StoreArgs {
     #[arg(long, global = true, value_name = "N", hide_short_help = true)]
     pub connections: Option<usize>,
 
+    /// How many requests to send in a minute at most: those beyond it wait
+    #[arg(long, global = true, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub requests_per_minute: Option<u32>,
+
     /// Use a directory on a network file system, although it is not safe between machines
     #[arg(long, global = true, hide_short_help = true)]
     pub force_network_fs: bool,
@@ -89,7 +98,7 @@ pub struct StoreArgs {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Watch processes race for objects, and share a queue, in a temporary directory
+    /// Watch a small fleet at work in a temporary directory: under a minute, and all of it real
     Demo(Demo),
     /// Find out whether a store is safe to use
     Doctor {
@@ -111,6 +120,13 @@ pub enum Command {
     /// Keep records, find them by key, ask about them in SQL
     #[command(subcommand)]
     Index(index::IndexCommand),
+    /// Run this node's workers and compilers, as the fleet's plan says
+    Supervise(fleet::Supervise),
+    /// Say what each node runs
+    #[command(subcommand)]
+    Fleet(fleet::FleetCommand),
+    /// Show how the nodes of the fleet are doing
+    Nodes(fleet::Nodes),
     /// Kill and stop processes that share a store, spoil its answers, and check what they were told
     Torture(torture::Torture),
     /// Make the store now instead of at the first write
@@ -141,9 +157,6 @@ pub enum Command {
     /// A racing process of `demo`
     #[command(hide = true)]
     DemoWorker(DemoWorker),
-    /// A worker of `demo`'s queue
-    #[command(hide = true)]
-    DemoQueue(DemoQueue),
     /// A process of `torture`
     #[command(hide = true)]
     TorturePlayer(torture::TorturePlayer),
@@ -151,13 +164,17 @@ pub enum Command {
 
 #[derive(Debug, ClapArgs)]
 pub struct Demo {
-    /// How many processes race
-    #[arg(short = 'j', long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub workers: u32,
+    /// Another demonstration: processes race for the same objects, and for one counter
+    #[arg(long)]
+    pub race: bool,
 
-    /// How many objects they race for
-    #[arg(short = 'n', long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub objects: u32,
+    /// How many workers, or racing processes [default: 3, or 8]
+    #[arg(short = 'j', long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub workers: Option<u32>,
+
+    /// How many tasks, or objects to race for [default: 200, or 5000]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub number: Option<u32>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -166,12 +183,6 @@ pub struct DemoWorker {
     pub id: u32,
     pub objects: u32,
     pub swaps: u32,
-}
-
-#[derive(Debug, ClapArgs)]
-pub struct DemoQueue {
-    pub dir: PathBuf,
-    pub id: u32,
 }
 
 /// Which lock.

@@ -29,6 +29,37 @@ struct Config {
     force_network_fs: bool,
     /// How locks are acquired and kept.
     lock: LockConfig,
+    /// This node's name in the fleet.
+    node: Option<String>,
+    /// Where a node keeps what it must remember. A path is relative to the file.
+    state: Option<PathBuf>,
+}
+
+/// This node's name: flag, environment, file, else the host's.
+pub fn node_name(args: &Args, flag: Option<&str>) -> anyhow::Result<String> {
+    let (config, _) = read_config(config_file(args).as_deref())?;
+    let name = flag.map(str::to_owned).or_else(|| variable("LEASEHOLD_NODE")).or(config.node);
+    let name = name.unwrap_or_else(leasehold::host::host_name);
+    match name.is_empty() {
+        true => Err(Error::new(ErrorKind::Invalid, "a node needs a name (--node)").into()),
+        false => Ok(name),
+    }
+}
+
+/// Where this node keeps what it must remember: flag, environment, file, else where the system keeps
+/// such things.
+pub fn state_folder(args: &Args, flag: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let (config, folder) = read_config(config_file(args).as_deref())?;
+    let path = |name: &str| variable(name).map(PathBuf::from);
+    let below = |base: PathBuf, rest: &str| base.join(rest);
+    flag.map(Path::to_owned)
+        .or_else(|| path("LEASEHOLD_STATE"))
+        .or_else(|| config.state.map(|state| folder.join(state)))
+        // Of a service.
+        .or_else(|| path("STATE_DIRECTORY"))
+        .or_else(|| path("XDG_STATE_HOME").map(|base| below(base, "leasehold")))
+        .or_else(|| path("HOME").map(|base| below(base, ".local/state/leasehold")))
+        .context("where to keep this node's state? Say --state")
 }
 
 /// `[lock]` in `leasehold.toml`. What is not given is what suits the store.
@@ -89,6 +120,9 @@ pub fn connect(args: &Args) -> anyhow::Result<Connect> {
     connect.settings = config.connection;
     if let Some(connections) = args.store.connections {
         connect.settings.connections = connections;
+    }
+    if let Some(limit) = args.store.requests_per_minute {
+        connect.settings.requests_per_minute = Some(limit);
     }
     connect.force_network_fs = args.store.force_network_fs || config.force_network_fs;
     connect.cloud = cloud_options(args, config.cloud, &connect.url);

@@ -31,6 +31,7 @@
 
 pub mod env;
 pub mod error;
+pub mod fleet;
 pub mod host;
 pub mod index;
 pub mod lease;

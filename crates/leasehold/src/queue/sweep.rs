@@ -146,6 +146,39 @@ impl Queue {
         Ok(())
     }
 
+    /// Cleans up after workers that died: leases that outlived their ttl and have no task, and tasks
+    /// under such leases that are over. A LIST per thousand objects, and two or three requests for
+    /// each lease that is as old as that: cheap enough to be done by every node, now and then.
+    pub async fn reap(&self) -> Result<Swept> {
+        let ttl = self.refresh().await?.ttl;
+        let mut swept = Swept::default();
+        for prefix in [self.keys().all_pending(), self.keys().bundles()] {
+            let mut listing = self.store().list(List::prefix(prefix)?.detail(Detail::Stat));
+            while let Some(page) = listing.next_page().await? {
+                let Some(now) = page.now else { continue };
+                for entry in page.entries {
+                    let Some((unit, Part::Lease)) = self.keys().parse_part(entry.key.as_str())
+                    else {
+                        continue;
+                    };
+                    let old = |modified: StoreTime| now.since(modified) >= ttl.saturating_add(ttl);
+                    if !entry.modified.is_some_and(old) {
+                        continue;
+                    }
+                    // It looks for the task itself, which may be on another page.
+                    let desk = self.desk(&unit, "sweep")?;
+                    if self.sweep_lease(&unit, &desk).await? {
+                        swept.leases += 1;
+                    } else if self.settings().receipts && self.is_over(&unit).await? {
+                        swept.tasks += 1;
+                        swept.leases += u64::from(self.sweep_lease(&unit, &desk).await?);
+                    }
+                }
+            }
+        }
+        Ok(swept)
+    }
+
     /// The part that workers do now and then: a page of receipts.
     pub(super) async fn sweep_a_little(&self) -> Result<Swept> {
         let mut swept = Swept::default();

@@ -66,6 +66,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// The newest word of the store's clock, if it has said anything yet.
     fn reading(&self) -> Option<Reading>;
 
+    /// From now on: at most so many connections, and requests a minute. No effect where there are
+    /// neither.
+    fn limit(&self, connections: usize, requests_per_minute: Option<u32>) {
+        let _ = (connections, requests_per_minute);
+    }
+
     /// The object at `key`, unless it is still the version `unless`.
     async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get>;
 

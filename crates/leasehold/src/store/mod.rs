@@ -247,6 +247,12 @@ impl Store {
         self.may_write().await.map(|_| ())
     }
 
+    /// From now on: at most so many connections, and requests a minute, for all clones. See
+    /// [`StoreSettings`], which these take the place of.
+    pub fn limit(&self, connections: usize, requests_per_minute: Option<u32>) {
+        self.0.backend.limit(connections.max(1), requests_per_minute);
+    }
+
     /// What was requested so far, by all clones.
     pub fn usage(&self) -> Usage {
         self.meter().usage()

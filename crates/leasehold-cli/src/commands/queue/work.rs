@@ -1,12 +1,14 @@
 //! `leasehold queue work`: a command per task.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use leasehold::protocol::format::node::{MOST_HELD, shortened};
 use leasehold::queue::{Acked, Queue, Task, Worker, WorkerSettings};
 use leasehold::store::meter::Prices;
 use leasehold::{ErrorKind, Store, host};
@@ -21,6 +23,7 @@ use crate::args::queue::Work;
 use crate::child::{Pipes, Running, Warden};
 use crate::exit::{Ending, Exit};
 use crate::render;
+use crate::supervised::{self, Leash, Report};
 
 /// The longest result that is kept: beyond it, a command should store its output elsewhere.
 const RESULT: usize = 1 << 20;
@@ -37,6 +40,8 @@ struct Tally {
     failed: AtomicU64,
     lost: AtomicU64,
     under_way: AtomicU64,
+    /// What is under way, as `queue/task`, and what went wrong last.
+    seen: Mutex<(BTreeSet<String>, Option<String>)>,
     /// Whether we were told to end.
     draining: AtomicBool,
 }
@@ -47,6 +52,29 @@ const ENDED: [u8; 2] = [130, 143];
 impl Tally {
     fn add(counter: &AtomicU64) {
         counter.fetch_add(1, Relaxed);
+    }
+
+    fn seen(&self) -> MutexGuard<'_, (BTreeSet<String>, Option<String>)> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what went wrong with a task.
+    fn note(&self, task: &str, error: &str) {
+        self.seen().1 = Some(shortened(&format!("{task}: {error}")));
+    }
+
+    /// What a supervisor wants to know.
+    fn report(&self, store: &Store) -> Report {
+        let count = |counter: &AtomicU64| counter.load(Relaxed);
+        let (held, error) = self.seen().clone();
+        Report {
+            done: count(&self.done),
+            failed: count(&self.retried) + count(&self.failed),
+            holds: count(&self.under_way),
+            held: held.into_iter().take(MOST_HELD).collect(),
+            error,
+            usage: store.usage(),
+        }
     }
 }
 
@@ -64,7 +92,11 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     }
     // It stands in every lease, and so must be there before the first claim.
     let warden = Warden::start()?;
-    let usual = || format!("{}:{}", host::host_name(), std::process::id());
+    let mut leash = Leash::take(args, store);
+    let usual = || match &leash {
+        Some(leash) => leash.name(),
+        None => format!("{}:{}", host::host_name(), std::process::id()),
+    };
     let settings = WorkerSettings {
         name: work.name.clone().unwrap_or_else(usual),
         poll: work.poll,
@@ -88,7 +120,12 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     let drain = worker.drain();
     tokio::pin!(drain);
     let mut draining = false;
-    let mut tick = tokio::time::interval(Duration::from_millis(200));
+    let alone = leash.is_none();
+    let mut cut = leash.as_ref().map(Leash::cut);
+    let mut tick = tokio::time::interval(match alone {
+        true => Duration::from_millis(200),
+        false => supervised::REPORT,
+    });
     let ended = loop {
         let late = async {
             match deadline {
@@ -101,6 +138,9 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
             _ = tick.tick() => {
                 bar.set_position(tally.done.load(Relaxed));
                 bar.set_message(line(&tally, store));
+                if let Some(leash) = &mut leash {
+                    leash.tell(tally.report(store));
+                }
             }
             () = late, if !stop.is_cancelled() => stop.cancel(),
             drained = &mut drain, if draining => {
@@ -109,9 +149,14 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
             }
             _ = terminate.recv() => signals += 1,
             _ = interrupt.recv() => signals += 1,
+            // Without a supervisor there is nobody to stop us later.
+            () = supervised::cut(cut.as_ref()) => {
+                cut = None;
+                signals = signals.max(1);
+            }
         }
         if signals == 1 && deadline.is_none() {
-            if !args.quiet {
+            if !args.quiet && alone {
                 render::say("finishing what is under way; once more to stop it");
             }
             draining = true;
@@ -122,7 +167,10 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
         }
     };
     bar.finish_and_clear();
-    report(args, &tally)?;
+    match &mut leash {
+        Some(leash) => leash.tell(tally.report(store)),
+        None => report(args, &tally)?,
+    }
     for ended in ended {
         ended?;
     }
@@ -213,13 +261,19 @@ async fn one_after_the_other(
         };
         trouble = 0;
         Tally::add(&tally.under_way);
+        let name = format!("{}/{}", task.queue().map_or("", |queue| queue.name()), task.id());
+        tally.seen().0.insert(name.clone());
         let ended = run_task(task, work, tally, stop).await;
         tally.under_way.fetch_sub(1, Relaxed);
+        tally.seen().0.remove(&name);
         match ended {
             Ok(()) => {}
             // Somebody else has the task by now, or will.
             Err(error) if is_lost(&error) => Tally::add(&tally.lost),
-            Err(error) => tracing::warn!("{error:#}"),
+            Err(error) => {
+                tally.note(&name, &format!("{error:#}"));
+                tracing::warn!("{error:#}");
+            }
         }
     }
 }
@@ -275,6 +329,7 @@ async fn run_task(
         }
         Ended::By { code, said, .. } if code == work.fail_code => {
             Tally::add(&tally.failed);
+            tally.note(task.id(), &format!("exit code {code}{said}"));
             task.fail(&format!("exit code {code}{said}")).await?;
         }
         Ended::By { code, said, .. } => {
@@ -295,6 +350,7 @@ async fn run_task(
 }
 
 async fn nack(task: Task, error: &str, tally: &Tally) -> leasehold::Result<()> {
+    tally.note(task.id(), error);
     let again = task.nack(error, None).await?;
     Tally::add(if again { &tally.retried } else { &tally.failed });
     Ok(())
