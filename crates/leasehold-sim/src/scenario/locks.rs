@@ -196,7 +196,9 @@ impl Locks {
             if !state.faults.answers_all() {
                 return Ok(());
             }
-            let Ok(key) = leasehold::Key::new(format!("locks/lock-{n}.lock")) else { return Ok(()) };
+            let Ok(key) = leasehold::Key::new(format!("locks/lock-{n}.lock")) else {
+                return Ok(());
+            };
             let Some(there) = state.objects.get(&key) else { return Ok(()) };
             let fresh = state.store_time().since(there.written) < ttl / 2;
             let lease = leasehold::protocol::format::lease::Lease::parse(&there.body);

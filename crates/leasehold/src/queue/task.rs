@@ -280,7 +280,7 @@ impl Held {
             return Ok(if first { Acked::First } else { Acked::Again });
         }
         if mutant::is(Mutant::ZombieAck) {
-            let _ = queue.store().delete(&key).await?;
+            let _ = queue.store().delete(&queue.keys().part(&self.unit, Part::Work)?).await?;
             let _ = queue.store().delete(&queue.keys().part(&self.unit, Part::Lease)?).await?;
         }
         let lease = self.tenure.lease();

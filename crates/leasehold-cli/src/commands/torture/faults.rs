@@ -228,11 +228,11 @@ impl Backend for Spoilt {
         self.inner.stamp(name)
     }
 
-    fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+    fn peek(&self, folder: &str, most: usize) -> Option<(Stamp, Vec<Key>)> {
         self.inner.peek(folder, most)
     }
 
-    fn slurp(&self, key: &Key) -> Option<Bytes> {
+    fn slurp(&self, key: &Key) -> Option<(Stamp, Bytes)> {
         self.inner.slurp(key)
     }
 
