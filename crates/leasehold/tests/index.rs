@@ -475,9 +475,8 @@ async fn a_long_inbox_takes_as_many_lists_as_pages() {
         assert_eq!(cost.list, lists + 1, "{most_objects} {shards}: {cost:?}");
         assert!(lists <= u64::from(shards) * 3 + 1);
         assert!(keys(&store, "indexes/domains/inbox/").await.is_empty());
-        for shard in index.verify().await.unwrap().findings {
-            panic!("{shard:?}");
-        }
+        let verified = index.verify().await.unwrap();
+        assert!(verified.findings.is_empty(), "{:?}", verified.findings);
     }
 }
 

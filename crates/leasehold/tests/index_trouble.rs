@@ -269,7 +269,7 @@ async fn rows_of_foreign_shards_are_brought_home() {
         let index = index(&store, &usual()).await;
         let raw = Shard::of("Example.com", Width::USUAL);
         assert_ne!(raw, Shard::of(KEY, Width::USUAL));
-        let mut rows = vec![row("Example.com", 1, 1), row("Example.com.", 0, 1)];
+        let mut rows = [row("Example.com", 1, 1), row("Example.com.", 0, 1)];
         if !sorted {
             rows.reverse();
         }
