@@ -27,6 +27,8 @@ use crate::{Error, ErrorKind, Result};
 /// How many bytes of results are kept in the lease for a successor.
 const RESULTS: usize = 64 << 10;
 const RESULTS_FIELD: &str = "results";
+/// Stands in the lease once nobody knows whether a task has left the bundle.
+const DOUBT_FIELD: &str = "left_in_doubt";
 
 /// A bundle that is being worked on.
 #[derive(Debug, Clone)]
@@ -49,6 +51,8 @@ struct State {
     results: Vec<Option<Json>>,
     /// Handed out and not finished.
     under_way: usize,
+    /// Whether a task may have left the bundle without our knowing: no answer came.
+    doubt: bool,
     phase: Phase,
 }
 
@@ -91,7 +95,8 @@ impl Run {
                 }
             }
         }
-        let state = State { history: history.clone(), results, ..State::default() };
+        let doubt = tenure.lease().other.contains_key(DOUBT_FIELD);
+        let state = State { history: history.clone(), results, doubt, ..State::default() };
         let state = Arc::new(Mutex::new(state));
         let noted = state.clone();
         tenure.on_renewal(move |lease| note(&noted, lease, RESULTS));
@@ -104,7 +109,7 @@ impl Run {
             tenure,
             state,
         }));
-        if run.0.history.crashes > 0 {
+        if run.0.history.crashes > 0 || doubt {
             run.skip_those_that_left().await?;
         }
         if run.0.history.crashes >= queue.settings().max_crashes {
@@ -197,10 +202,12 @@ impl Run {
         }
     }
 
-    /// One task was not finished, and stays in the bundle.
-    async fn unfinished(&self) -> Result<()> {
+    /// One task was not finished, and stays in the bundle. With `doubt` it may have left it all the
+    /// same: whoever goes on looks first, or it would be done twice, here and on its own.
+    async fn unfinished(&self, doubt: bool) -> Result<()> {
         self.let_go_if(|state| {
             state.under_way -= 1;
+            state.doubt |= doubt;
             if state.phase == Phase::Open {
                 state.phase = Phase::Abandoned;
             }
@@ -267,7 +274,7 @@ impl Run {
     }
 
     /// Tasks that left the bundle before its worker vanished, which may not have had the time to
-    /// write that down.
+    /// write that down, or was not told.
     async fn skip_those_that_left(&self) -> Result<()> {
         let queue = &self.0.queue;
         for n in self.left() {
@@ -368,6 +375,9 @@ fn note(state: &Mutex<State>, lease: &mut Lease, most: usize) {
         history.done.insert(n);
     }
     history.write(lease);
+    if state.doubt {
+        lease.other.insert(DOUBT_FIELD.to_owned(), true.into());
+    }
     lease.other.remove(RESULTS_FIELD);
     if !kept.is_empty() {
         let kept = serde_json::to_value(kept).unwrap_or_default();
@@ -460,13 +470,13 @@ impl Piece {
             Ok(()) => self.run.finished(self.n, None).await.map(|_| ()),
             // It stays in the bundle, which others do again.
             Err(error) => {
-                self.run.unfinished().await?;
+                self.run.unfinished(true).await?;
                 Err(error)
             }
         }
     }
 
     pub async fn give_back(self) -> Result<()> {
-        self.run.unfinished().await
+        self.run.unfinished(false).await
     }
 }

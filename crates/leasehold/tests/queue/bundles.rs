@@ -1,10 +1,15 @@
 //! Many small tasks in one object.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::ErrorKind;
+use leasehold::env::Env;
 use leasehold::queue::{Acked, NewTask, Queue, QueueSettings};
+use leasehold::store::memory::Memory;
+use leasehold_testkit::conformance::over;
+use leasehold_testkit::faulty::{Fault, Faulty};
 
 use super::*;
 
@@ -299,4 +304,46 @@ async fn a_bundle_whose_workers_vanish_is_broken_up() {
     assert_eq!(done.len(), 3, "{done:?}");
     let counts = queue.status(0).await.unwrap().counts;
     assert_eq!((counts.free, counts.leased, counts.failed), (0, 0, 0));
+}
+
+/// A task is to leave its bundle, and no answer comes: it has left, or it has not. Whoever goes on with
+/// the bundle looks, so that it is not done both there and on its own.
+#[tokio::test]
+async fn a_task_that_may_have_left_is_not_done_twice() {
+    use Fault::{LostAnswer, LostRequest};
+    for (fault, letter) in [(LostAnswer, false), (LostRequest, false), (LostAnswer, true)] {
+        let memory = Arc::new(Memory::new(Env::system()));
+        let faulty = Arc::new(Faulty::writes(memory.clone(), []));
+        let store = over(faulty.clone());
+        let queue = Queue::create(&store, "q", quick()).await.unwrap();
+        let tasks = (0..3).map(|n| NewTask::text(&n.to_string())).collect();
+        let names = queue.push_bundle(tasks).await.unwrap();
+        let worker = queue.worker("w");
+        let first = next(&worker).await;
+        assert_eq!(first.id(), names[0]);
+        // The write itself, and all questions about it for a while.
+        let object = if letter { "/failed/" } else { "/task.json" };
+        faulty.next_put_of(object, vec![fault], vec![false; 12]);
+        let gone = match letter {
+            true => first.fail("never").await.map(|()| false),
+            false => first.nack("later", None).await,
+        };
+        assert!(gone.is_err(), "{fault:?}: {gone:?}");
+        drop(worker);
+        // Another process, and the store answers again.
+        let queue = Queue::open(&over(memory), "q").await.unwrap().unwrap();
+        let mut done = Vec::new();
+        let worker = until_empty(&queue, "heir");
+        while let Some(task) = worker.next().await.unwrap() {
+            done.push(task.id().to_owned());
+            task.ack_text("done").await.unwrap();
+        }
+        done.sort();
+        // Given up, it is not done at all; else once.
+        let expected = if letter { &names[1..] } else { &names[..] };
+        assert_eq!(done, expected, "{fault:?}");
+        let receipts = left(queue.store()).await;
+        let own = receipts.iter().filter(|key| key.ends_with(".0.json")).count();
+        assert_eq!(own, usize::from(fault == LostAnswer), "{fault:?}: {receipts:?}");
+    }
 }
