@@ -18,10 +18,11 @@ use leasehold_protocol::settle::Proof;
 use tokio_util::sync::CancellationToken;
 
 use super::claim::Tried;
+use super::push::bundle_of;
 use super::task::Acked;
 use super::{Queue, wrote};
 use crate::lease::Tenure;
-use crate::store::Write;
+use crate::store::{List, Write};
 use crate::{Error, ErrorKind, Result};
 
 /// How many bytes of results are kept in the lease for a successor.
@@ -245,7 +246,10 @@ impl Run {
             return Ok(true);
         }
         let lease = tenure.lease();
-        let results = self.state().results.clone();
+        let mut results = self.state().results.clone();
+        if history.crashes > 0 || self.state().doubt {
+            self.leave_out_those_that_left(&mut results).await?;
+        }
         let receipt = Receipt {
             id: unit.name(),
             incarnation: bundle.incarnation.clone(),
@@ -288,6 +292,21 @@ impl Run {
                 if queue.store().head(&key).await?.is_some() {
                     self.state().history.done.insert(n);
                     break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes out the results of tasks that came to an end of their own meanwhile: whoever had the bundle
+    /// before us let them leave after all. See [`Queue::is_done_in_bundle`].
+    async fn leave_out_those_that_left(&self, results: &mut [Option<Json>]) -> Result<()> {
+        let queue = &self.0.queue;
+        for (n, result) in results.iter_mut().enumerate().filter(|(_, result)| result.is_some()) {
+            let unit = Unit::Task(self.task(n as u32)?.id.clone());
+            for key in [queue.keys().receipt(&unit)?, queue.keys().dead_letter(&unit.name())?] {
+                if result.is_some() && queue.store().head(&key).await?.is_some() {
+                    *result = None;
                 }
             }
         }
@@ -349,6 +368,27 @@ impl Run {
             .at(&key)),
             _ => Ok(()),
         }
+    }
+}
+
+impl Queue {
+    /// Whether a task that left its bundle was done there all the same. Who lets a task leave may be
+    /// stopped on the way, for so long that others take the bundle over, see nothing of that, and do the
+    /// task; woken up, it goes on. One LIST and one GET, for tasks that left bundles only.
+    pub(super) async fn is_done_in_bundle(&self, id: &str) -> Result<bool> {
+        let Some(('.', n)) = bundle_of(id) else { return Ok(false) };
+        let bundle = id.split('.').next().unwrap_or_default();
+        let list = List::prefix(format!("{}{bundle}-", self.keys().completed()))?.limit(1);
+        for entry in self.store().list(list).collect().await?.entries {
+            let Some(object) = self.store().get(&entry.key).await? else { continue };
+            let results = Receipt::parse(&object.body).ok().and_then(|receipt| receipt.results);
+            // Without a result nothing says whether it was done there or has left.
+            if results.is_some_and(|all| all.get(n as usize).is_some_and(Option::is_some)) {
+                self.store().persist(std::slice::from_ref(&entry.key)).await?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 

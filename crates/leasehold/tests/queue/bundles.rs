@@ -347,3 +347,51 @@ async fn a_task_that_may_have_left_is_not_done_twice() {
         assert_eq!(own, usize::from(fault == LostAnswer), "{fault:?}: {receipts:?}");
     }
 }
+
+/// A worker lets a task leave its bundle and is stopped before it writes that; others take the bundle
+/// over and do the task; woken up, it writes. The task is not completed once more, nor given up.
+#[tokio::test]
+async fn a_task_that_leaves_after_its_bundle_is_done_is_not_done_again() {
+    for place in everywhere("late-leave") {
+        let queue = queue(&place).await;
+        let names = bundle(&queue, 2).await;
+        // What a nack writes, taken from another bundle's.
+        let other = bundle(&queue, 2).await;
+        let worker = until_empty(&queue, "w");
+        let mut task_json = None;
+        while let Some(task) = worker.next().await.unwrap() {
+            if task.id() == other[1] && task.attempt() == 1 {
+                task.nack("later", Some(Duration::from_secs(1))).await.unwrap();
+                let name = key(&format!("queues/q/pending/{}/task.json", other[1]));
+                task_json = place.store.get(&name).await.unwrap().map(|object| object.body);
+            } else {
+                task.ack_text("done").await.unwrap();
+            }
+        }
+        let all = left(&place.store).await;
+        assert_eq!(all.len(), 3, "two bundles, and one that left: {all:?}");
+        let late = String::from_utf8(task_json.unwrap().to_vec()).unwrap();
+        let late = late.replace(&other[1], &names[1]);
+        let name = key(&format!("queues/q/pending/{}/task.json", names[1]));
+        let put = place.store.put(&name, late.into(), leasehold::Write::any()).await.unwrap();
+        assert!(matches!(put, leasehold::Put::Stored(_)));
+        assert!(drain(&queue, "heir").await.is_empty(), "{}: done again", place.name);
+        assert_eq!(left(&place.store).await, all, "{}", place.name);
+        // The same with a dead letter.
+        let task = Queue::open(&place.again(), "q").await.unwrap().unwrap();
+        push(&task, "model").await;
+        next(&task.worker("w")).await.fail("no").await.unwrap();
+        let letter = task.dead_letter("model").await.unwrap().unwrap();
+        let text = String::from_utf8(letter.to_bytes()).unwrap().replace("model", &names[1]);
+        let name = key(&format!("queues/q/failed/{}.json", names[1]));
+        for sweeps in [true, false] {
+            let put = place.store.put(&name, text.clone().into(), leasehold::Write::any()).await;
+            assert!(matches!(put.unwrap(), leasehold::Put::Stored(_)));
+            match sweeps {
+                true => assert_eq!(queue.sweep().await.unwrap().letters, 1, "{}", place.name),
+                false => assert!(!queue.retry(&names[1]).await.unwrap(), "{}", place.name),
+            }
+            assert!(queue.dead_letter(&names[1]).await.unwrap().is_none());
+        }
+    }
+}
