@@ -11,6 +11,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use crate::exit;
 
 pub mod queue;
+#[cfg(feature = "torture")]
 pub mod torture;
 
 /// Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
@@ -112,6 +113,7 @@ pub enum Command {
     #[command(subcommand)]
     Index(index::IndexCommand),
     /// Kill and stop processes that share a store, spoil its answers, and check what they were told
+    #[cfg(feature = "torture")]
     Torture(torture::Torture),
     /// Make the store now instead of at the first write
     Init,
@@ -145,6 +147,7 @@ pub enum Command {
     #[command(hide = true)]
     DemoQueue(DemoQueue),
     /// A process of `torture`
+    #[cfg(feature = "torture")]
     #[command(hide = true)]
     TorturePlayer(torture::TorturePlayer),
 }

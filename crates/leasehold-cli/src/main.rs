@@ -51,9 +51,11 @@ fn run(args: &Args) -> anyhow::Result<Ending> {
         Command::DemoQueue(worker) => {
             runtime(1)?.block_on(commands::demo::queue::worker(worker)).map(Ending::from)
         }
+        #[cfg(feature = "torture")]
         Command::Torture(torture) => {
             runtime(4)?.block_on(commands::torture::run(args, torture)).map(Ending::from)
         }
+        #[cfg(feature = "torture")]
         Command::TorturePlayer(player) => {
             runtime(1)?.block_on(commands::torture::player::run(args, player)).map(Ending::from)
         }
@@ -103,9 +105,9 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Queue(_)
         | Command::Index(_)
         | Command::DemoWorker(_)
-        | Command::DemoQueue(_)
-        | Command::Torture(_)
-        | Command::TorturePlayer(_) => unreachable!("handled before"),
+        | Command::DemoQueue(_) => unreachable!("handled before"),
+        #[cfg(feature = "torture")]
+        Command::Torture(_) | Command::TorturePlayer(_) => unreachable!("handled before"),
     };
     finish(args, &store, outcome.map(Ending::from))
 }

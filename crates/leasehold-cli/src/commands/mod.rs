@@ -8,4 +8,5 @@ pub mod meta;
 pub mod objects;
 pub mod pad;
 pub mod queue;
+#[cfg(feature = "torture")]
 pub mod torture;
