@@ -12,6 +12,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use crate::exit;
 
 pub mod queue;
+#[cfg(feature = "torture")]
 pub mod torture;
 
 /// Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
@@ -128,6 +129,7 @@ pub enum Command {
     /// Show how the nodes of the fleet are doing
     Nodes(fleet::Nodes),
     /// Kill and stop processes that share a store, spoil its answers, and check what they were told
+    #[cfg(feature = "torture")]
     Torture(torture::Torture),
     /// Make the store now instead of at the first write
     Init,
@@ -158,6 +160,7 @@ pub enum Command {
     #[command(hide = true)]
     DemoWorker(DemoWorker),
     /// A process of `torture`
+    #[cfg(feature = "torture")]
     #[command(hide = true)]
     TorturePlayer(torture::TorturePlayer),
 }

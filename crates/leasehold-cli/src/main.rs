@@ -55,9 +55,11 @@ fn run(args: &Args) -> anyhow::Result<Ending> {
         Command::Fleet(fleet::FleetCommand::Check { file }) => {
             commands::fleet::check(args, file).map(Ending::from)
         }
+        #[cfg(feature = "torture")]
         Command::Torture(torture) => {
             runtime(4)?.block_on(commands::torture::run(args, torture)).map(Ending::from)
         }
+        #[cfg(feature = "torture")]
         Command::TorturePlayer(player) => {
             runtime(1)?.block_on(commands::torture::player::run(args, player)).map(Ending::from)
         }
@@ -109,9 +111,9 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Supervise(_)
         | Command::Fleet(_)
         | Command::Nodes(_)
-        | Command::DemoWorker(_)
-        | Command::Torture(_)
-        | Command::TorturePlayer(_) => unreachable!("handled before"),
+        | Command::DemoWorker(_) => unreachable!("handled before"),
+        #[cfg(feature = "torture")]
+        Command::Torture(_) | Command::TorturePlayer(_) => unreachable!("handled before"),
     };
     finish(args, &store, outcome.map(Ending::from))
 }

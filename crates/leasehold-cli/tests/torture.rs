@@ -4,7 +4,7 @@
 //! Half a minute each by default; `LEASEHOLD_FULL=1` takes ten minutes each.
 
 #![allow(clippy::unwrap_used, missing_docs)] // in a test, a failure is a panic
-#![cfg(target_os = "linux")]
+#![cfg(all(target_os = "linux", feature = "torture"))]
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -11,4 +11,5 @@ pub mod objects;
 pub mod pad;
 pub mod queue;
 pub mod supervise;
+#[cfg(feature = "torture")]
 pub mod torture;

@@ -122,6 +122,13 @@ impl Queue {
                 }
             },
         };
+        // Back after its receipt, which we have seen: a request was under way for long.
+        let back = self.0.lately.knows(&task.incarnation);
+        if back || self.is_done_in_bundle(&task.id).await? {
+            self.delete_work(&key, &version).await?;
+            tenure.remove().await?;
+            return Ok(Tried::Over);
+        }
         let history = history.about(&task.incarnation, task.pushed_at);
         let may_run = decide::may_run(&history, &task, &self.settings());
         let held = Held::new(self, unit.clone(), task, version, tenure, history);

@@ -306,7 +306,8 @@ impl Queue {
         // Completed after all: by a worker that was thought to be dead, or because another retry came
         // as far as pushing the task.
         let receipt = self.receipt(id).await?;
-        if receipt.is_some_and(|receipt| is_outdated(&letter, &receipt)) {
+        let outdated = receipt.is_some_and(|receipt| is_outdated(&letter, &receipt));
+        if outdated || self.is_done_in_bundle(id).await? {
             self.delete_work(&letter_key, &object.meta.version).await?;
             return Ok(false);
         }

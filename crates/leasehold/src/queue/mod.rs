@@ -29,6 +29,7 @@ mod bundle;
 mod claim;
 mod find;
 mod inspect;
+mod lately;
 mod push;
 mod sweep;
 mod task;
@@ -65,6 +66,7 @@ struct Inner {
     keys: QueueKeys,
     known: Mutex<(Arc<QueueSettings>, Version)>,
     ids: push::Ids,
+    lately: lately::Lately,
     /// See [`WorkerSettings::companion`].
     companion: OnceLock<Process>,
 }
@@ -142,6 +144,7 @@ impl Queue {
             keys: keys_of(name, settings.shards)?,
             known: Mutex::new((Arc::new(settings), version)),
             ids: push::Ids::default(),
+            lately: lately::Lately::default(),
             companion: OnceLock::new(),
         })))
     }

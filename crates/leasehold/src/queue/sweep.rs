@@ -82,7 +82,16 @@ impl Queue {
             let write = Write::when(When::Absent, Proof::Bytes).durability(self.durability());
             let work = self.keys().part(&unit, Part::Work)?;
             // Whatever is there already: it is this one, or one that was pushed with its name.
-            promoted = wrote(store.put(&work, task.to_bytes().into(), write).await?)?.is_some();
+            let written = wrote(store.put(&work, task.to_bytes().into(), write).await?)?;
+            promoted = written.is_some();
+            // And after: others may have promoted it, done it and removed it in between.
+            if let Some(version) = written
+                && self.settings().receipts
+                && self.is_remembered(&receipt).await?
+            {
+                self.delete_work(&work, &version).await?;
+                promoted = false;
+            }
         }
         self.delete_work(key, &object.meta.version).await?;
         Ok(promoted)
@@ -136,7 +145,8 @@ impl Queue {
             // What cannot be read is for people to look at.
             let Ok(letter) = format::DeadLetter::parse(&object.body) else { continue };
             let receipt = self.receipt(&id).await?;
-            if receipt.is_some_and(|receipt| is_outdated(&letter, &receipt)) {
+            let outdated = receipt.is_some_and(|receipt| is_outdated(&letter, &receipt));
+            if outdated || self.is_done_in_bundle(&id).await? {
                 // The receipt must be on disk before we delete on the strength of it.
                 let unit = Unit::Task(id);
                 self.store().persist(&[self.keys().receipt(&unit)?]).await?;

@@ -297,7 +297,12 @@ impl Held {
             results: None,
             nonce: String::new(),
         };
-        let first = match queue.write_receipt(&self.unit, receipt).await {
+        let recorded = match queue.is_done_in_bundle(&self.task.id).await {
+            Ok(true) => Ok(false),
+            Ok(false) => queue.write_receipt(&self.unit, receipt).await,
+            Err(error) => Err(error),
+        };
+        let first = match recorded {
             Ok(first) => first,
             Err(error) => {
                 // Nothing says that it is done, so it is done again; but not at once, or for ever.
@@ -305,6 +310,7 @@ impl Held {
                 return Err(error);
             }
         };
+        queue.0.lately.completed(&self.task.incarnation);
         // It is done, whatever happens from here on: others finish the clean-up if we do not.
         self.clean_up().await;
         Ok(if first { Acked::First } else { Acked::Again })
@@ -372,7 +378,9 @@ impl Held {
         self.tenure.check()?;
         let queue = self.queue.clone();
         let receipt = queue.receipt_of(&self.unit).await?;
-        if receipt.is_none_or(|receipt| receipt.incarnation != self.task.incarnation) {
+        if receipt.is_none_or(|receipt| receipt.incarnation != self.task.incarnation)
+            && !queue.is_done_in_bundle(&self.task.id).await?
+        {
             let letter = DeadLetter {
                 task: self.task.clone(),
                 failed_at: queue.store().now().await?,

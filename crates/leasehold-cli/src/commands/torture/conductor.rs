@@ -69,7 +69,7 @@ impl<'a> Troupe<'a> {
             0 => u64::MAX,
             kills => 60_000_000_000 / u64::from(kills),
         };
-        let between_pauses = 15_000_000_000 / u64::from(plan.processes);
+        let between_pauses = 6_000_000_000 / u64::from(plan.processes);
         let jitter = |dice: &mut Dice, mean: u64| mean / 2 + dice.below(mean.clamp(1, 1 << 40));
         let mut next_kill = log.now().saturating_add(jitter(&mut dice, between_kills));
         let mut next_pause = log.now() + jitter(&mut dice, between_pauses);
