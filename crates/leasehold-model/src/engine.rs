@@ -148,6 +148,8 @@ pub struct World<R: Rules> {
     pub ghosts: Vec<(Request<R::Body>, u8)>,
     /// How many faults there were.
     pub faults: u8,
+    /// Whether somebody just found that its write had applied although it was not answered.
+    pub settled: bool,
     /// What the properties need to know of the past.
     pub history: R::History,
 }
@@ -161,6 +163,7 @@ impl<R: Rules> Clone for World<R> {
             actors: self.actors.clone(),
             ghosts: self.ghosts.clone(),
             faults: self.faults,
+            settled: self.settled,
             history: self.history.clone(),
         }
     }
@@ -168,7 +171,7 @@ impl<R: Rules> Clone for World<R> {
 
 impl<R: Rules> PartialEq for World<R> {
     fn eq(&self, other: &Self) -> bool {
-        (self.now, self.faults) == (other.now, other.faults)
+        (self.now, self.faults, self.settled) == (other.now, other.faults, other.settled)
             && self.registers == other.registers
             && self.actors == other.actors
             && self.ghosts == other.ghosts
@@ -183,6 +186,7 @@ impl<R: Rules> Hash for World<R> {
         self.actors.hash(state);
         self.ghosts.hash(state);
         self.faults.hash(state);
+        self.settled.hash(state);
         self.history.hash(state);
     }
 }
@@ -360,6 +364,7 @@ impl<R: Rules> Checked<R> {
             },
         };
         let is_delete = call.request.body.is_none();
+        world.settled = !is_delete && matches!(verdict, Verdict::Applied(_));
         let answer = match verdict {
             Verdict::Applied(version) => Answer::Done(mark_of(&version)),
             Verdict::Overtaken if is_delete => Answer::Refused,
@@ -402,6 +407,7 @@ impl<R: Rules> Model for Checked<R> {
             actors: self.0.actors().into_iter().map(actor).collect(),
             ghosts: Vec::new(),
             faults: 0,
+            settled: false,
             history: R::History::default(),
         }]
     }
@@ -438,6 +444,7 @@ impl<R: Rules> Model for Checked<R> {
     fn next_state(&self, last: &Self::State, action: Self::Action) -> Option<Self::State> {
         let mut world = last.clone();
         self.0.forget(&mut world.history);
+        world.settled = false;
         match action {
             Action::Choose(actor, choice) => self.0.choose(&mut world, actor, choice),
             Action::Deliver(actor) => self.deliver(&mut world, actor),

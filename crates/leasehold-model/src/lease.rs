@@ -283,9 +283,10 @@ impl LeaseRules {
     fn claim(&self, world: &mut World<Self>, actor: usize, seen: Option<&Seen>) {
         let holder = Holder { name: NAMES[actor], ttl: TTL, place: None };
         let mark = world.nonce(actor);
-        // Where there is no record the token is the store's time.
+        // Where there is no record the token is the store's time, which is later by then than any
+        // before.
         let now = match seen {
-            None => store_time(world.now),
+            None => StoreTime::from_micros(EPOCH.max(world.history.token as i64 + 1)),
             Some(_) => skewed(world.now, actor),
         };
         let change = lease::acquire(seen, &holder, now, 0, nonce(mark));
@@ -687,7 +688,13 @@ impl Rules for LeaseRules {
         ];
         if self.bounds.faults > 0 {
             properties.push(Property::sometimes(
-                "found to be its own",
+                "held although the answer was lost",
+                |_: &Checked<Self>, world: &World<Self>| world.settled,
+            ));
+        }
+        if self.bounds.faults > 0 && self.asks != [0; 3] {
+            properties.push(Property::sometimes(
+                "found to be its own, and asked for already",
                 |_: &Checked<Self>, world: &World<Self>| world.history.seen.settled,
             ));
         }

@@ -20,8 +20,8 @@ pub struct Limits {
     pub ticks: Option<u8>,
     /// Give up after this.
     pub seconds: Option<u64>,
-    /// Stop at the first thing that is broken.
-    pub first: bool,
+    /// Stop once this property is broken.
+    pub until: Option<&'static str>,
 }
 
 /// What came of a model.
@@ -67,9 +67,9 @@ fn check<R: Rules>(name: &'static str, rules: R, limits: Limits) -> Report {
         Some(seconds) => builder.timeout(std::time::Duration::from_secs(seconds)),
         None => builder,
     };
-    let finish = match limits.first {
-        true => stateright::HasDiscoveries::AnyFailures,
-        false => stateright::HasDiscoveries::All,
+    let finish = match limits.until {
+        Some(property) => stateright::HasDiscoveries::AllOf([property].into()),
+        None => stateright::HasDiscoveries::All,
     };
     let checker = builder.finish_when(finish).spawn_bfs().join();
     let mut discoveries = checker.discoveries();

@@ -38,7 +38,10 @@ pub fn usv_reader(bytes: &[u8]) {
         assert!(usv::unpadded(row).len() <= row.len());
         assert_eq!(usv::fields(row).next().unwrap_or_default(), usv::first_field(row));
         for (at, field) in usv::fields(row).enumerate() {
-            assert_eq!(usv::field(row, at), field);
+            // Each takes a walk along the row.
+            if at < 4 {
+                assert_eq!(usv::field(row, at), field);
+            }
             let Ok(text) = std::str::from_utf8(field) else { continue };
             let value = usv::unescape(text).into_owned();
             let mut once = Vec::new();
