@@ -301,9 +301,9 @@ impl World {
                 }
                 state.happen(event.what, &mut wakers);
             }
-            if state.violation.is_some() {
-                wakers.extend(state.main.take());
-            }
+            // Whoever was woken may have ended meanwhile, and then the thread would sleep for ever: the
+            // main task is always woken, too.
+            wakers.extend(state.main.clone());
         }
         wakers.into_iter().for_each(Waker::wake);
     }

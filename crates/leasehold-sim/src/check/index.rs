@@ -224,7 +224,8 @@ impl IndexCheck {
         usv::escape(key, &mut field);
         let none = Vec::new();
         let rows = self.rows.get(&field).unwrap_or(&none);
-        let least = rows.iter().filter(|row| row.at < since && !row.flat).max_by(|a, b| a.cmp(b));
+        let before = rows.iter().filter(|row| row.at < since && !row.flat);
+        let least = before.filter(|row| self.counts(&field, row)).max_by(|a, b| a.cmp(b));
         let purged = self.purged.get(&field).map(|(row, _)| row);
         let text = |row: Option<&Row>| row.map_or_else(|| "nothing".into(), |row| show(&row.bytes));
         match (shown, least) {
@@ -255,6 +256,12 @@ impl IndexCheck {
         }
     }
 
+    /// Whether a record is still known: not deleted, with the deletion purged since. What arrives
+    /// after that with an older time is back, which is why deletions are kept for hours.
+    fn counts(&self, key: &[u8], row: &Row) -> bool {
+        self.purged.get(key).is_none_or(|(purged, when)| row.at >= *when || row.cmp(purged).is_gt())
+    }
+
     /// Once everything has come to rest: every shard is what the rule makes of all records.
     pub fn at_the_end(&self, state: &State) -> Verdict {
         for (key, rows) in &self.rows {
@@ -263,7 +270,9 @@ impl IndexCheck {
             let there = state.objects.get(&shard).map(|stored| self.read(stored, 0, false));
             let there = there.unwrap_or_default().into_iter().find(|(k, _)| k == key);
             let flats = rows.iter().any(|row| row.flat);
-            let Some(most) = rows.iter().filter(|row| !row.flat).max_by(|a, b| a.cmp(b)) else {
+            let counting = rows.iter().filter(|row| !row.flat && self.counts(key, row));
+            let Some(most) = counting.max_by(|a, b| a.cmp(b)) else {
+                // All of them were deleted, and that was purged. What comes later is new.
                 continue;
             };
             match there {

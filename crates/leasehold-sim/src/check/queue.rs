@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use leasehold::protocol::format::lease::Lease;
 use leasehold::protocol::format::task::{Bundle, DeadLetter, Receipt, Task, bundle_task};
 use leasehold::protocol::layout::queue::{Part, QueueKeys, Unit};
 use leasehold::queue::Acked;
@@ -76,7 +77,7 @@ impl QueueCheck {
             Some((unit, Part::Lease)) => {
                 if applied.before.is_none()
                     && let Some(after) = &applied.after
-                    && let Ok(lease) = leasehold::protocol::format::lease::Lease::parse(&after.body)
+                    && let Ok(lease) = Lease::parse(&after.body)
                 {
                     let token = lease.token.unwrap_or(0);
                     self.created.insert((unit.name(), token), state.now);
@@ -114,8 +115,7 @@ impl QueueCheck {
                 self.work_gone.insert(name.clone(), state.now);
             }
             let other = self.pushes.iter().any(|(inc, push)| push.id == name && inc != before);
-            let receipts = self.keys.receipt(unit).ok();
-            let standing = receipts.is_some_and(|key| state.objects.get(&key).is_some());
+            let newer = self.newer_stands(state, unit, applied.before.as_ref());
             let push = self.pushes.entry(before.clone()).or_default();
             let over = push.receipt.is_some() || push.letter || push.removed;
             let may = match applied.label {
@@ -125,8 +125,8 @@ impl QueueCheck {
                 "push" => other,
                 _ => false,
             };
-            // A push that arrives late, of a name that is completed by now, is not run again.
-            let may = may || (push.late && standing);
+            // Of a name for which a later push is recorded as done or given up.
+            let may = may || newer;
             // Promoted, or dropped for another with its name.
             let moved = scheduled && (push.pending || other);
             if may || (moved && !push.pending) {
@@ -148,6 +148,19 @@ impl QueueCheck {
             push.pending |= !scheduled;
         }
         Ok(())
+    }
+
+    /// Whether there is a receipt or dead letter of a later push of the same name.
+    fn newer_stands(&self, state: &State, unit: &Unit, work: Option<&Stored>) -> bool {
+        let Unit::Task(id) = unit else { return false };
+        let Some(work) = work else { return false };
+        let ours = Task::parse(&work.body, id, work.version.as_str()).pushed_at;
+        let read = |key: Option<leasehold::Key>| key.and_then(|key| state.objects.get(&key));
+        let receipt = read(self.keys.receipt(unit).ok());
+        let receipt = receipt.and_then(|there| Receipt::parse(&there.body).ok()?.pushed_at);
+        let letter = read(self.keys.dead_letter(id).ok());
+        let letter = letter.and_then(|there| DeadLetter::parse(&there.body).ok()?.task.pushed_at);
+        receipt.max(letter).zip(ours).is_some_and(|(there, ours)| there > ours)
     }
 
     fn receipt(&mut self, state: &State, applied: &Applied<'_>, name: &str) -> Verdict {
@@ -243,9 +256,12 @@ impl QueueCheck {
         Ok(())
     }
 
-    /// Whether this push is a task of its own, and not one in a bundle.
-    pub fn is_single(&self, inc: &str) -> bool {
-        self.pushes.get(inc).is_some_and(|push| push.pending)
+    /// Whether this token is of the task's own lease, and not of a bundle's.
+    pub fn is_single(&self, state: &State, id: &str, token: u64) -> bool {
+        let key = self.keys.part(&Unit::Task(id.to_owned()), Part::Lease);
+        let there = key.ok().and_then(|key| state.objects.get(&key));
+        let lease = there.and_then(|there| Lease::parse(&there.body).ok());
+        lease.is_some_and(|lease| lease.token == Some(token))
     }
 
     /// A worker says that it has done a task of a bundle.

@@ -52,7 +52,8 @@ impl Records {
                 keys.push(key);
             }
         }
-        Ok(Self { keys, ops: rng.between(3, 8), long, compilers: rng.between(2, 3) as usize })
+        let ops = if long { rng.between(6, 14) } else { rng.between(3, 8) };
+        Ok(Self { keys, ops, long, compilers: rng.between(2, 3) as usize })
     }
 
     /// Nodes that write, compile and read.

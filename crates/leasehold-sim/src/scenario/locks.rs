@@ -62,6 +62,8 @@ impl Registry {
         if guard.trusted_for().is_zero() {
             return;
         }
+        let robbed = |ours: &Holder| ours.life == ctx.life && ours.token == guard.token();
+        let forced = forced || self.all().iter().any(|holder| robbed(holder) && holder.forced);
         for other in self.all() {
             let Some(theirs) = other.guard.upgrade() else { continue };
             let lives = ctx.world.state().lives(other.life);

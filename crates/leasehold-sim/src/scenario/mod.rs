@@ -75,7 +75,7 @@ impl Scenario {
                 let index = index::Records::set_up(world, &ctx, &mut rng, long).await;
                 let index = index.map_err(set_up)?;
                 let nodes = index.spawn(world, &mut rng);
-                let span = Duration::from_secs(if long { 4 * 3600 } else { 180 });
+                let span = Duration::from_secs(if long { 8 * 3600 } else { 180 });
                 trouble(world, &mut rng, &nodes, &[], span).await;
                 index.finish(world, &ctx).await
             }
@@ -102,7 +102,10 @@ async fn trouble(world: &World, rng: &mut Rng, nodes: &[NodeId], keys: &[String]
     {
         let mut state = world.state();
         state.troubled = true;
-        state.longest_stall = *rng.pick(&[5_000_000, 60_000_000, micros]);
+        // Longer than a ttl; or, where it takes hours, longer than deletions are kept.
+        let hours = micros > 3_600_000_000;
+        let most = [5_000_000, 60_000_000, micros];
+        state.longest_stall = if hours { micros / 2 } else { *rng.pick(&most) };
         let faults = state.faults.clone();
         let from = state.now;
         let times = |rate: f64, rng: &mut Rng| rng.between(0, rate.round() as u64);

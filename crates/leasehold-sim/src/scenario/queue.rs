@@ -169,6 +169,10 @@ impl Work {
             state.check.queue = Some(queue);
             verdict
         });
+        let single = {
+            let state = ctx.world.state();
+            state.check.queue.as_ref().is_some_and(|queue| queue.is_single(&state, &id, token))
+        };
         let takes = ctx.rng.skewed_millis(1, 25_000);
         ctx.sleep(takes).await;
         if ctx.rng.chance(0.1)
@@ -176,10 +180,9 @@ impl Work {
         {
             ctx.expected("progress", &error);
         }
-        let piece = id.len() > 26 && id.as_bytes()[26] == b'.' && !inc.is_empty();
         let ended = match ctx.rng.below(20) {
             0..=13 => {
-                if piece {
+                if !single {
                     // As soon as it says so, the worker may count it as done.
                     ctx.hold(|state| {
                         state.check.queue.iter_mut().for_each(|queue| queue.done_piece(&id));
@@ -190,14 +193,6 @@ impl Work {
                 ctx.note(|| format!("acks {id}: {acked:?}"));
                 match acked {
                     Ok(acked) => {
-                        let single = !piece
-                            || ctx
-                                .world
-                                .state()
-                                .check
-                                .queue
-                                .as_ref()
-                                .is_some_and(|q| q.is_single(&inc));
                         if single {
                             let name = ctx.name.clone();
                             ctx.hold(|state| match &mut state.check.queue {

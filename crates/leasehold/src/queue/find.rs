@@ -33,6 +33,8 @@ const LOOKS: usize = 50;
 const STALE: usize = 4;
 /// How many vain tries, one after the other, before a list is given up.
 const VAIN: u32 = 12;
+/// After how many barren lists to look further than the first page that has something.
+const BARREN: u32 = 2;
 /// When to look again at what could not be taken, but may be soon.
 const SOON: Duration = Duration::from_secs(1);
 /// When to look again at what cannot be read.
@@ -85,6 +87,8 @@ pub(super) struct Finder {
     by_name: bool,
     /// Whether anything came of the last list.
     fruitful: bool,
+    /// How many lists, one after the other, had something to try of which nothing came.
+    barren: u32,
     /// Whether it had nothing to try.
     dry: bool,
     /// Which parts the queue had, and when that was.
@@ -169,6 +173,7 @@ impl Finder {
             disturbed: false,
             by_name: queue.store().kind() == Kind::Directory,
             fruitful: false,
+            barren: 0,
             dry: false,
             overview: None,
             looked: HashMap::new(),
@@ -256,6 +261,7 @@ impl Finder {
         let disturbed = std::mem::take(&mut self.disturbed);
         // Where the last list was of no use, the same again is not either.
         let fruitful = std::mem::take(&mut self.fruitful);
+        self.barren = if fruitful || !disturbed { 0 } else { self.barren.saturating_add(1) };
         self.alone = match (self.alone, disturbed) {
             (_, true) => Some(false),
             (None, false) if fruitful => Some(true),
@@ -402,7 +408,8 @@ impl Finder {
             self.depth.newest = self.depth.newest.max(newest.unwrap_or(0));
             last = page.entries.last().map(|last| last.key.to_string()).or(last);
             seen.add(&self.queue, page);
-            if seen.any_free() {
+            // Where a store does not list in order, the lease of what looks free may come later.
+            if seen.any_free() && self.barren < BARREN {
                 break;
             }
         }
