@@ -14,6 +14,7 @@
 //! | [`shard`] | which shard a key belongs to |
 //! | [`merge`] | which of two records counts |
 //! | [`compile`] | how a shard takes in its inbox |
+//! | [`sync`] | what a replica tells the bucket, and what it takes from it |
 //! | [`settle`] | what a read says about a write whose answer was lost |
 //! | [`time`] | the store's time and its text form |
 //! | [`duration`] | spans of time as text |
@@ -34,4 +35,5 @@ pub mod mutant;
 pub mod queue;
 pub mod settle;
 pub mod shard;
+pub mod sync;
 pub mod time;

@@ -2,6 +2,7 @@
 
 pub mod datapackage;
 pub mod lease;
+pub mod outbox;
 pub mod queue;
 pub mod root;
 pub mod row;
