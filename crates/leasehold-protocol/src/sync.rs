@@ -98,8 +98,10 @@ pub fn tell(entry: &Entry, local: &Local) -> Tale {
         (false, false) => None,
     };
     // Receipts and dead letters win: what has one is not open any more, whatever stands beside it.
-    let over = |work: &String| local.receipt.as_ref() == Some(work) || local.letter.as_ref() == Some(work);
-    let open = local.work.as_ref().is_some_and(|work| !over(work)) || (local.scheduled && end.is_none());
+    let over =
+        |work: &String| local.receipt.as_ref() == Some(work) || local.letter.as_ref() == Some(work);
+    let open =
+        local.work.as_ref().is_some_and(|work| !over(work)) || (local.scheduled && end.is_none());
     if mutant::is(Mutant::Resurrection) {
         return Tale { end, push: true, lease: Some(TellLease::Hold) };
     }
@@ -165,7 +167,8 @@ pub enum Hold {
 /// The lease is the *replica's* there: which of its workers has the task is its own business.
 pub fn hold(there: Option<(&Seen, &Judgement)>, replica: &str) -> Hold {
     let Some((seen, judgement)) = there else { return Hold::Create };
-    let from = |lease: &Lease| lease.other.get(REPLICA_FIELD).and_then(Value::as_str) == Some(replica);
+    let from =
+        |lease: &Lease| lease.other.get(REPLICA_FIELD).and_then(Value::as_str) == Some(replica);
     if seen.record.as_ref().is_ok_and(from) {
         return Hold::Renew(seen.version.clone());
     }

@@ -31,6 +31,13 @@ pub struct Entry {
     /// Our lease in the bucket, as we wrote it last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub told: Option<String>,
+    /// Its token there.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub token: u64,
+    /// Whether the work was found to be gone from the bucket, by somebody's hand, while it was being
+    /// done here.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub withdrawn: bool,
     /// Who was about to change something. What they noted may be yet to come.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub writers: Vec<Writer>,
@@ -39,6 +46,10 @@ pub struct Entry {
     /// What later versions added.
     #[serde(flatten)]
     pub other: Map<String, Value>,
+}
+
+fn is_zero(token: &u64) -> bool {
+    *token == 0
 }
 
 /// What somebody was about to do.
@@ -105,10 +116,11 @@ impl Writer {
 }
 
 impl Entry {
-    /// The entry in these bytes. One that a power loss damaged is an entry that says nothing: what is
-    /// to be told shows in the replica.
+    /// The entry in these bytes. One that a power loss damaged is an entry still: what is to be told
+    /// shows in the replica, and that the bucket may not know the work costs two requests to find out.
     pub fn parse(bytes: &[u8]) -> Self {
-        serde_json::from_slice(bytes).unwrap_or_default()
+        let unknown = || Self { untold: true, chosen: true, ..Self::default() };
+        serde_json::from_slice(bytes).unwrap_or_else(|_| unknown())
     }
 
     /// Its bytes.
@@ -141,6 +153,16 @@ impl Known {
         seen.sort_unstable();
         seen.dedup_by_key(|(unit, _)| *unit);
         Self(seen)
+    }
+
+    /// These in the states in which they were seen since, and the others as before.
+    #[must_use]
+    pub fn with(self, seen: Vec<(u128, u64)>) -> Self {
+        let seen = Self::new(seen);
+        let mut all: Vec<_> =
+            self.0.into_iter().filter(|(unit, _)| seen.get(*unit).is_none()).collect();
+        all.extend(seen.0);
+        Self::new(all)
     }
 
     /// The record in these bytes; an empty one where they are damaged.
@@ -213,6 +235,8 @@ mod tests {
             scheduled: Some("2026-01-31T09:05:00.123456Z".parse().unwrap()),
             origin: Some("\"etag\"".into()),
             told: Some("\"other\"".into()),
+            token: 17,
+            withdrawn: true,
             writers: vec![Writer {
                 intent: Intent::Finish,
                 boot_id: "b".into(),
@@ -231,7 +255,8 @@ mod tests {
         assert_eq!(Entry::parse(golden), full());
         assert_eq!(String::from_utf8_lossy(&full().to_bytes()), String::from_utf8_lossy(golden));
         let golden = include_bytes!("../../../../golden/known-1.bin");
-        let known = Known::new(vec![(unit_hash("b"), 2), (unit_hash("a"), state_hash("v", "free"))]);
+        let known =
+            Known::new(vec![(unit_hash("b"), 2), (unit_hash("a"), state_hash("v", "free"))]);
         assert_eq!(Known::parse(golden), known);
         assert_eq!(known.to_bytes(), golden);
     }
@@ -239,7 +264,7 @@ mod tests {
     /// Damage must cost requests, never a task.
     #[test]
     fn damage_is_as_good_as_nothing() {
-        assert_eq!(Entry::parse(b"\0\0"), Entry::default());
+        assert!(Entry::parse(b"\0\0").untold);
         let mut bytes = Known::new(vec![(1, 2), (3, 4)]).to_bytes();
         bytes[20] ^= 1;
         assert!(Known::parse(&bytes).is_empty());
@@ -254,6 +279,8 @@ mod tests {
                 prop_assert_eq!(known.get(*unit), Some(*state));
             }
             prop_assert_eq!(known.len(), seen.len());
+            let later = known.with(vec![(7, 8), (7, 8), (9, 10)]);
+            prop_assert_eq!((later.get(7), later.get(9)), (Some(8), Some(10)));
         }
 
         #[test]

@@ -1,0 +1,1 @@
+//! Interleavings, driven step by step.
