@@ -128,15 +128,31 @@ pub fn is_settled(entry: &Entry, local: &Local, is_gone: impl Fn(usize) -> bool)
     if local.work.is_some() && local.lease == LocalLease::Held {
         return false;
     }
-    let ended = local.receipt.is_some() || local.letter.is_some();
-    let shows = |intent: Intent| match intent {
-        Intent::Push => ended || local.work.is_some() || local.scheduled,
+    let all = entry.writers.iter().enumerate();
+    all.into_iter().all(|(n, writer)| shows(entry, local, writer.intent) || is_gone(n))
+}
+
+/// Whether the replica shows that what was announced has happened.
+fn shows(entry: &Entry, local: &Local, intent: Intent) -> bool {
+    match intent {
+        Intent::Push => {
+            let ended = local.receipt.is_some() || local.letter.is_some();
+            ended || local.work.is_some() || local.scheduled
+        }
         Intent::Finish => {
             let about = |record: &Option<String>| record.as_ref() == Some(&entry.incarnation);
             about(&local.receipt) || about(&local.letter)
         }
-    };
-    entry.writers.iter().enumerate().all(|(n, writer)| shows(writer.intent) || is_gone(n))
+    }
+}
+
+/// Forgets who announced what has happened: from here on the replica may be changed by the sync
+/// itself, and not show it any more.
+pub fn forget_seen(entry: &mut Entry, local: &Local) {
+    let seen: Vec<bool> =
+        entry.writers.iter().map(|writer| shows(entry, local, writer.intent)).collect();
+    let mut seen = seen.into_iter();
+    entry.writers.retain(|_| !seen.next().unwrap_or(false));
 }
 
 /// The field of a lease in the bucket that names the replica it came from.

@@ -46,6 +46,12 @@ impl SyncKeys {
         format!("{}outbox/", self.prefix)
     }
 
+    /// The two parts of the outbox, in the order in which the bucket is told: tasks that left a bundle
+    /// before the bundle.
+    pub fn outbox_parts(&self) -> [String; 2] {
+        ["pending/", "bundles/"].map(|part| format!("{}{part}", self.outbox()))
+    }
+
     /// Where it stands what the bucket is to be told of this task or bundle.
     pub fn entry(&self, unit: &Unit) -> Result<Key, KeyError> {
         Key::new(format!("{}{}.json", self.outbox(), of_unit(unit)))

@@ -184,9 +184,23 @@ impl Queue {
 
     /// Reads the settings again, if they changed. One GET.
     pub async fn refresh(&self) -> Result<Arc<QueueSettings>> {
+        if !self.reread().await? {
+            // Somebody removed it with the rest of the queue: then there is nothing to do in it.
+            tracing::debug!(queue = self.name(), "the queue has no settings any more");
+        }
+        Ok(self.settings())
+    }
+
+    /// Reads the settings again, if they changed. `false` if there are none any more. One GET.
+    pub(crate) async fn reread(&self) -> Result<bool> {
         let key = self.keys().settings()?;
         let version = self.known().1.clone();
-        match self.store().get_if_changed(&key, &version).await? {
+        let got = match version.as_str() {
+            // They were never read.
+            "" => self.store().get(&key).await?.map_or(Get::Absent, Get::Found),
+            _ => self.store().get_if_changed(&key, &version).await?,
+        };
+        match got {
             Get::Found(object) => {
                 let settings = parse_settings(&object.body, &key)?;
                 if settings.shards != self.keys().shards() {
@@ -199,10 +213,9 @@ impl Queue {
                 *self.known() = (Arc::new(settings), object.meta.version);
             }
             Get::Unchanged => {}
-            // Somebody removed it with the rest of the queue: then there is nothing to do in it.
-            Get::Absent => tracing::debug!(%key, "the queue has no settings any more"),
+            Get::Absent => return Ok(false),
         }
-        Ok(self.settings())
+        Ok(true)
     }
 
     /// Changes settings for everybody. The number of shards cannot be changed.

@@ -197,7 +197,7 @@ impl Replica {
         down: &mut Down,
     ) -> Result<()> {
         if settings {
-            if !pair.refresh().await? {
+            if !pair.there.reread().await? {
                 let name = pair.there.name();
                 return Err(Error::invalid(format!("the queue {name:?} is gone from the bucket")));
             }

@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use super::Pair;
 use super::up::{Up, View, incarnation};
+use crate::env::BootTime;
 use crate::queue::wrote;
-use crate::store::Write;
+use crate::store::{Kind, Write};
 use crate::{Error, Result};
 
 /// How often the bucket's lease may change under our hands before another sync is to try.
@@ -27,7 +28,15 @@ impl Pair<'_> {
     pub(super) fn as_theirs(&self, unit: &Unit, ours: &Lease, entry: &Entry) -> Lease {
         let mut lease = ours.clone();
         lease.ttl = Some(self.there.settings().ttl);
-        lease.place = None;
+        // In a directory ages are told by the boot clock, which takes a place; but of no process that
+        // anybody could find to be gone.
+        lease.place = lease.place.filter(|_| self.bucket().kind() == Kind::Directory);
+        if let Some(place) = &mut lease.place {
+            let boot = self.bucket().env().clock().boot();
+            place.boot_time = boot.since(BootTime::from_boot(Duration::ZERO));
+            place.pid_ns = format!("replica {}", self.replica.id);
+            place.child = None;
+        }
         lease.ask = None;
         lease.token = lease.token.max(Some(entry.token)).filter(|token| *token > 0);
         lease.other.remove(decide::FOREIGN_FIELD);

@@ -48,7 +48,7 @@ pub use up::Up;
 
 use crate::lock::{Guard, Lock, LockSettings};
 use crate::queue::{self, Mode, Queue, QueueSettings};
-use crate::store::{Get, List, Store, Write};
+use crate::store::{List, Store, Write};
 use crate::{Error, ErrorKind, Result, StoreSettings};
 use clock::{Ahead, BucketTime};
 use outbox::Outbox;
@@ -144,6 +144,7 @@ impl Replica {
             return Err(Error::invalid(message));
         }
         self.take_settings(&there).await?;
+        self.note_settings(&there).await?;
         self.learn_time().await?;
         let made = self.queue(name).await?;
         made.ok_or_else(|| Error::new(ErrorKind::Internal, "a replica was not made"))
@@ -161,9 +162,12 @@ impl Replica {
         match Queue::open(self.bucket(), name).await? {
             None => Ok(None),
             Some(there) if there.settings().mode == Mode::Relaxed => {
-                self.take_settings(&there).await?;
-                self.learn_time().await?;
-                self.queue(name).await
+                // What is here may be old, from before the queue was strict: first it is compared.
+                if self.queue(name).await?.is_some() {
+                    self.down(name).await?;
+                    return self.queue(name).await;
+                }
+                self.join(name).await.map(Some)
             }
             Some(there) => {
                 // It was relaxed once: who opens the replica next must know that it is not any more.
@@ -185,6 +189,13 @@ impl Replica {
         }
         let put = self.local().put(&key, settings.to_bytes().into(), Write::any()).await?;
         queue::wrote(put).map(drop)
+    }
+
+    /// Remembers in which version the bucket's settings were taken.
+    async fn note_settings(&self, there: &Queue) -> Result<()> {
+        let mut state = self.state(there.name()).await?;
+        state.settings_version = there.settings_version().as_str().to_owned();
+        self.save_state(there.name(), &state).await
     }
 
     /// One sync at a time: two would do no harm, but the same work twice.
@@ -280,22 +291,5 @@ impl Pair<'_> {
 
     fn bucket(&self) -> &Store {
         &self.replica.bucket
-    }
-
-    /// The bucket's settings, if they changed: one GET. `false` if the queue is gone there.
-    async fn refresh(&self) -> Result<bool> {
-        let key = self.there.keys().settings()?;
-        let known = self.there.settings_version();
-        match known.as_str() {
-            "" => match self.bucket().get(&key).await? {
-                Some(_) => self.there.refresh().await.map(|_| true),
-                None => Ok(false),
-            },
-            _ => match self.bucket().get_if_changed(&key, &known).await? {
-                Get::Absent => Ok(false),
-                Get::Unchanged => Ok(true),
-                Get::Found(_) => self.there.refresh().await.map(|_| true),
-            },
-        }
     }
 }

@@ -118,7 +118,15 @@ impl Replica {
 
     async fn tell_all(&self, pair: &Pair<'_>, up: &mut Up) -> Result<()> {
         let keys = pair.outbox.keys();
-        let mut listing = self.local().list(List::prefix(keys.outbox())?);
+        for part in keys.outbox_parts() {
+            self.tell_part(pair, part, up).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell_part(&self, pair: &Pair<'_>, part: String, up: &mut Up) -> Result<()> {
+        let keys = pair.outbox.keys();
+        let mut listing = self.local().list(List::prefix(part)?);
         while let Some(page) = listing.next_page().await? {
             let entries = page.entries.iter();
             let units: Vec<Unit> =
@@ -199,6 +207,7 @@ impl Pair<'_> {
         let Some((before, version)) = self.outbox.entry(unit).await? else { return Ok(up) };
         let mut entry = before.clone();
         let mut view = self.look(unit, &entry).await?;
+        decide::forget_seen(&mut entry, &view.local);
         let tale = decide::tell(&entry, &view.local);
         if tale.end.is_some()
             && let Unit::Bundle(id, _) = unit

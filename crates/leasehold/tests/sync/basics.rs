@@ -217,6 +217,8 @@ async fn delayed_tasks_are_told_and_done_once() {
         assert_eq!(down.set_aside, 0, "{down:?}");
         task.ack().await.unwrap();
         node.up().await;
+        // A bucket tells whole seconds.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
         node.down().await;
         assert!(drain(&node.queue).await.is_empty());
         assert_eq!(

@@ -74,6 +74,7 @@ impl Bucket {
 
     pub async fn node_with(&self, name: &str, bucket: Store) -> Node {
         let root = tempfile::tempdir().unwrap();
+        bucket.init().await.unwrap();
         let replica = Replica::open(&directory(&root), &bucket, name).await.unwrap();
         let queue = replica.join("q").await.unwrap();
         Node { replica, queue, root }
