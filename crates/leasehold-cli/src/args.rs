@@ -11,6 +11,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use crate::exit;
 
 pub mod queue;
+pub mod sync;
 
 /// Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
 #[derive(Debug, Parser)]
@@ -47,6 +48,11 @@ pub struct StoreArgs {
     /// [env: LEASEHOLD_STORE, else leasehold.toml, else ./.leasehold]
     #[arg(long, global = true, value_name = "URL")]
     pub store: Option<String>,
+
+    /// This node's replica: a directory in which relaxed queues are worked on, also offline
+    /// [env: LEASEHOLD_REPLICA, else leasehold.toml]
+    #[arg(long, global = true, value_name = "DIR", hide_short_help = true)]
+    pub replica: Option<PathBuf>,
 
     /// The configuration file [env: LEASEHOLD_CONFIG, else leasehold.toml here or in a folder above]
     #[arg(long, global = true, value_name = "FILE")]
@@ -110,6 +116,8 @@ pub enum Command {
     /// Keep records, find them by key, ask about them in SQL
     #[command(subcommand)]
     Index(index::IndexCommand),
+    /// Bring this node's replica and the bucket into step, for relaxed queues
+    Sync(sync::Sync),
     /// Make the store now instead of at the first write
     Init,
     /// List keys

@@ -96,6 +96,7 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Pad(_)
         | Command::Queue(_)
         | Command::Index(_)
+        | Command::Sync(_)
         | Command::DemoWorker(_)
         | Command::DemoQueue(_) => unreachable!("handled before"),
     };
@@ -110,6 +111,7 @@ async fn run_locked(args: &Args, store: &leasehold::Store) -> Option<anyhow::Res
         Command::Pad(pad) => commands::pad::run(args, store, pad).await,
         Command::Queue(queue) => commands::queue::run(args, store, queue).await,
         Command::Index(index) => commands::index::run(args, store, index).await,
+        Command::Sync(sync) => commands::sync::run(args, store, sync).await,
         _ => return None,
     })
 }

@@ -8,3 +8,4 @@ pub mod meta;
 pub mod objects;
 pub mod pad;
 pub mod queue;
+pub mod sync;

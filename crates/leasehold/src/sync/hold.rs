@@ -134,10 +134,20 @@ impl Pair<'_> {
         view: &mut View,
     ) -> Result<bool> {
         let mut lease = lease.clone();
-        let mut when = match entry.told.take() {
-            Some(told) => When::Matches(Version::new(told)),
+        let mut when = match &entry.told {
+            Some(told) => When::Matches(Version::new(told.as_str())),
             None => When::Absent,
         };
+        // A claim is not renewed for a task that somebody else has done meanwhile, and whoever does it here
+        // is stopped (FIELD.md row 15).
+        if when != When::Absent {
+            let work = self.there.keys().part(unit, Part::Work)?;
+            let there = self.bucket().head(&work).await?.is_some();
+            if !there && !self.is_still_there(unit, entry, view).await? {
+                return Ok(false);
+            }
+        }
+        entry.told = None;
         let desk = self.there.desk(unit, &self.replica.node)?;
         for _ in 0..ROUNDS {
             let created = when == When::Absent;

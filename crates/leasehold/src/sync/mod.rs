@@ -151,8 +151,8 @@ impl Replica {
     }
 
     /// The queue that workers and pushers of this node should use: the replica's if the queue is a
-    /// relaxed one, else the bucket's. `None` if there is none. At most one GET, and none where the
-    /// replica is known.
+    /// relaxed one, else the bucket's. `None` if there is none. No request where the replica is known; a
+    /// sync down where it is new, or was not used for a while.
     pub async fn choose(&self, name: &str) -> Result<Option<Queue>> {
         if let Some(queue) = self.queue(name).await?
             && queue.settings().mode == Mode::Relaxed
@@ -162,12 +162,13 @@ impl Replica {
         match Queue::open(self.bucket(), name).await? {
             None => Ok(None),
             Some(there) if there.settings().mode == Mode::Relaxed => {
-                // What is here may be old, from before the queue was strict: first it is compared.
-                if self.queue(name).await?.is_some() {
-                    self.down(name).await?;
-                    return self.queue(name).await;
+                if self.queue(name).await?.is_none() {
+                    self.join(name).await?;
                 }
-                self.join(name).await.map(Some)
+                // What is here may be nothing, or old, from before the queue was strict: nobody works on
+                // it before it was compared.
+                self.down(name).await?;
+                self.queue(name).await
             }
             Some(there) => {
                 // It was relaxed once: who opens the replica next must know that it is not any more.

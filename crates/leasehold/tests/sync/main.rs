@@ -3,7 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)] // in a test, a failure is a panic
 
 mod basics;
+mod counted;
+mod crashes;
+mod faults;
 mod interleavings;
+mod time;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
