@@ -148,6 +148,16 @@ struct Parts {
     all: bool,
 }
 
+/// What a sync down asks for beside the tasks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asking {
+    /// The settings: a conditional GET.
+    pub settings: bool,
+    /// Whether there are bundles and scheduled tasks, too: a LIST. Else, where there were tasks last time,
+    /// only every second time, because tasks are listed anyway.
+    pub all_parts: bool,
+}
+
 /// What became of one task, and the state in which it was seen, if it need not be looked at again.
 type Brought = (Down, Option<(u128, u64)>);
 
@@ -170,15 +180,15 @@ impl Replica {
     /// settings, one or two LISTs, one more per thousand objects, a GET for each task that is new.
     pub async fn down(&self, queue: &str) -> Result<Down> {
         let _alone = self.lock().await?;
-        self.down_alone(queue, true).await
+        self.down_alone(queue, Asking { settings: true, all_parts: true }).await
     }
 
-    pub(super) async fn down_alone(&self, queue: &str, settings: bool) -> Result<Down> {
+    pub(super) async fn down_alone(&self, queue: &str, asking: Asking) -> Result<Down> {
         let before = self.bucket().usage();
         let pair = self.pair(queue).await?;
         let mut state = self.state(queue).await?;
         let mut down = Down::default();
-        let done = self.bring_all(&pair, settings, &mut state, &mut down).await;
+        let done = self.bring_all(&pair, asking, &mut state, &mut down).await;
         down.usage = self.bucket().usage().since(&before);
         state.usage = state.usage.plus(&down.usage);
         self.learn_time().await?;
@@ -192,11 +202,11 @@ impl Replica {
     async fn bring_all(
         &self,
         pair: &Pair<'_>,
-        settings: bool,
+        asking: Asking,
         state: &mut State,
         down: &mut Down,
     ) -> Result<()> {
-        if settings {
+        if asking.settings {
             if !pair.there.reread().await? {
                 let name = pair.there.name();
                 return Err(Error::invalid(format!("the queue {name:?} is gone from the bucket")));
@@ -211,7 +221,7 @@ impl Replica {
             // Not before what is here was compared: it may be old.
             Mode::Relaxed => {}
         }
-        let parts = self.parts(pair, state).await?;
+        let parts = self.parts(pair, asking, state).await?;
         if parts.scheduled {
             let now = self.bucket().now().await?;
             loop {
@@ -258,10 +268,13 @@ impl Replica {
         }
     }
 
-    /// Which parts the queue has. One delimited LIST; where there were tasks last time, only every
-    /// second time, because they are listed anyway.
-    async fn parts(&self, pair: &Pair<'_>, state: &mut State) -> Result<Parts> {
-        if state.pending && state.since_overview == 0 && state.down_at.is_some() {
+    /// Which parts the queue has: one delimited LIST.
+    async fn parts(&self, pair: &Pair<'_>, asking: Asking, state: &mut State) -> Result<Parts> {
+        if !asking.all_parts
+            && state.pending
+            && state.since_overview == 0
+            && state.down_at.is_some()
+        {
             state.since_overview += 1;
             return Ok(Parts {
                 pending: true,
@@ -421,12 +434,17 @@ impl Pair<'_> {
         let here = origin.as_deref() == Some(work.as_str());
         let seen = Some((hash, shown.state(work)));
         let mut down = Down::default();
-        let (bring, history) = match decide::bring(here, shown.lease_there()) {
+        let first = decide::bring(here, shown.lease_there());
+        let (bring, history) = match first {
             Bring::Look => self.look_into(unit, here).await?,
             bring => (bring, None),
         };
+        // An old lease that somebody has after all, by its own ttl, is looked into again: it will be
+        // nobody's without having changed.
+        let seen =
+            seen.filter(|_| first != Bring::Look || matches!(bring, Bring::Open | Bring::Fetch));
         match bring {
-            Bring::Nothing => return Ok((down, None)),
+            Bring::Nothing => {}
             Bring::Fetch => {
                 let Some(state) = self.fetch(shown, history, &mut down).await? else {
                     return Ok((down, None));

@@ -6,12 +6,13 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::Replica;
+use super::down::Asking;
 use crate::env::BootTime;
 use crate::queue::Mode;
 use crate::{ErrorKind, Result};
 
 /// How often to look whether a worker has nothing to do: a look at the local directory.
-const LOOK: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_secs(5);
 const NEVER: Duration = Duration::from_secs(u32::MAX as u64);
 /// The first pause after a sync that failed.
 const FIRST: Duration = Duration::from_secs(5);
@@ -124,7 +125,8 @@ impl Replica {
         if asked || dry {
             let _alone = self.lock().await?;
             // The settings are asked for at their time only.
-            let down = self.down_alone(queue, asked).await?;
+            let asking = Asking { settings: asked, all_parts: !asked };
+            let down = self.down_alone(queue, asking).await?;
             let now = self.boot();
             if asked {
                 due.down = now.plus(self.jittered(settings.sync_down));

@@ -178,7 +178,8 @@ async fn a_sync_down_that_dies_anywhere_is_finished_by_the_next() {
         let worker = world.here().await.worker("w");
         let mut got = Vec::new();
         for _ in 0..3 {
-            let task = worker.next().await.unwrap().unwrap();
+            let next = tokio::time::timeout(Duration::from_secs(5), worker.next()).await;
+            let task = next.unwrap_or_else(|_| panic!("{case}: only {got:?}")).unwrap().unwrap();
             got.push(task.text());
             task.ack().await.unwrap();
         }

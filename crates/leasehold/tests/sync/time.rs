@@ -69,7 +69,7 @@ impl Fast {
         let mut work = std::pin::pin!(work);
         loop {
             // All that can go on does. Nothing here waits for anything but this clock.
-            for _ in 0..100 {
+            for _ in 0..20 {
                 tokio::select! {
                     biased;
                     done = &mut work => return done,
