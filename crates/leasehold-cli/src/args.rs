@@ -12,6 +12,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use crate::exit;
 
 pub mod queue;
+pub mod sync;
 #[cfg(feature = "torture")]
 pub mod torture;
 
@@ -54,6 +55,11 @@ pub struct StoreArgs {
     /// [env: LEASEHOLD_STORE, else leasehold.toml, else ./.leasehold]
     #[arg(long, global = true, value_name = "URL")]
     pub store: Option<String>,
+
+    /// This node's replica: a directory in which relaxed queues are worked on, also offline
+    /// [env: LEASEHOLD_REPLICA, else leasehold.toml]
+    #[arg(long, global = true, value_name = "DIR", hide_short_help = true)]
+    pub replica: Option<PathBuf>,
 
     /// The configuration file [env: LEASEHOLD_CONFIG, else leasehold.toml here or in a folder above]
     #[arg(long, global = true, value_name = "FILE")]
@@ -121,6 +127,8 @@ pub enum Command {
     /// Keep records, find them by key, ask about them in SQL
     #[command(subcommand)]
     Index(index::IndexCommand),
+    /// Bring this node's replica and the bucket into step, for relaxed queues
+    Sync(sync::Sync),
     /// Run this node's workers and compilers, as the fleet's plan says
     Supervise(fleet::Supervise),
     /// Say what each node runs

@@ -11,5 +11,6 @@ pub mod objects;
 pub mod pad;
 pub mod queue;
 pub mod supervise;
+pub mod sync;
 #[cfg(feature = "torture")]
 pub mod torture;

@@ -299,7 +299,7 @@ impl Held {
         };
         let recorded = match queue.is_done_in_bundle(&self.task.id).await {
             Ok(true) => Ok(false),
-            Ok(false) => queue.write_receipt(&self.unit, receipt).await,
+            Ok(false) => self.record(receipt).await,
             Err(error) => Err(error),
         };
         let first = match recorded {
@@ -311,9 +311,19 @@ impl Held {
             }
         };
         queue.0.lately.completed(&self.task.incarnation);
+        if !first {
+            queue.note_duplicate(&self.unit).await;
+        }
         // It is done, whatever happens from here on: others finish the clean-up if we do not.
         self.clean_up().await;
         Ok(if first { Acked::First } else { Acked::Again })
+    }
+
+    /// Records the completion; where this is a node's replica, the bucket is to be told of it.
+    async fn record(&self, receipt: Receipt) -> Result<bool> {
+        let Self { queue, unit, task, .. } = self;
+        queue.note_finish(unit, &task.incarnation, task.origin.as_deref()).await?;
+        queue.write_receipt(unit, receipt).await
     }
 
     async fn clean_up(self) {
@@ -390,6 +400,8 @@ impl Held {
                 errors: self.history.errors.clone(),
                 nonce: String::new(),
             };
+            let origin = self.task.origin.as_deref();
+            queue.note_finish(&self.unit, &self.task.incarnation, origin).await?;
             queue.write_dead_letter(letter).await?;
         }
         if mutant::is(Mutant::HalfDoneDeadLetter) {
