@@ -12,6 +12,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use crate::exit;
 
 pub mod queue;
+pub mod sync;
 
 /// Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
 #[derive(Debug, Parser)]
@@ -52,6 +53,11 @@ pub struct StoreArgs {
     /// [env: LEASEHOLD_STORE, else leasehold.toml, else ./.leasehold]
     #[arg(long, global = true, value_name = "URL")]
     pub store: Option<String>,
+
+    /// This node's replica: a directory in which relaxed queues are worked on, also offline
+    /// [env: LEASEHOLD_REPLICA, else leasehold.toml]
+    #[arg(long, global = true, value_name = "DIR", hide_short_help = true)]
+    pub replica: Option<PathBuf>,
 
     /// The configuration file [env: LEASEHOLD_CONFIG, else leasehold.toml here or in a folder above]
     #[arg(long, global = true, value_name = "FILE")]
@@ -126,6 +132,8 @@ pub enum Command {
     Fleet(fleet::FleetCommand),
     /// Show how the nodes of the fleet are doing
     Nodes(fleet::Nodes),
+    /// Bring this node's replica and the bucket into step, for relaxed queues
+    Sync(sync::Sync),
     /// Make the store now instead of at the first write
     Init,
     /// List keys

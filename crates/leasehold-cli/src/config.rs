@@ -21,6 +21,8 @@ const DEFAULT_STORE: &str = "./.leasehold";
 struct Config {
     /// The store's URL. A path is relative to the file.
     store: Option<String>,
+    /// This node's replica: a directory. A path is relative to the file.
+    replica: Option<PathBuf>,
     /// How to talk to it.
     connection: StoreSettings,
     /// Where a bucket is and who we are there.
@@ -127,6 +129,20 @@ pub fn connect(args: &Args) -> anyhow::Result<Connect> {
     connect.force_network_fs = args.store.force_network_fs || config.force_network_fs;
     connect.cloud = cloud_options(args, config.cloud, &connect.url);
     Ok(connect)
+}
+
+/// Everything that it takes to open this node's replica, if it has one.
+pub fn replica(args: &Args) -> anyhow::Result<Option<Connect>> {
+    let (config, folder) = read_config(config_file(args).as_deref())?;
+    let given = args.store.replica.clone();
+    let path = given
+        .or_else(|| variable("LEASEHOLD_REPLICA").map(PathBuf::from))
+        .or_else(|| config.replica.map(|path| folder.join(path)));
+    Ok(path.map(|path| {
+        let mut connect = Connect::new(StoreUrl::Directory(path));
+        connect.force_network_fs = args.store.force_network_fs || config.force_network_fs;
+        connect
+    }))
 }
 
 /// A variable of the environment. An empty one is as good as none.

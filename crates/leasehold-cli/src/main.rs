@@ -103,6 +103,7 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Supervise(_)
         | Command::Fleet(_)
         | Command::Nodes(_)
+        | Command::Sync(_)
         | Command::DemoWorker(_) => unreachable!("handled before"),
     };
     finish(args, &store, outcome.map(Ending::from))
@@ -119,6 +120,7 @@ async fn run_locked(args: &Args, store: &leasehold::Store) -> Option<anyhow::Res
         Command::Supervise(supervise) => commands::supervise::run(args, store, supervise).await,
         Command::Fleet(fleet) => commands::fleet::run(args, store, fleet).await,
         Command::Nodes(nodes) => commands::nodes::run(args, store, nodes).await,
+        Command::Sync(sync) => commands::sync::run(args, store, sync).await,
         _ => return None,
     })
 }

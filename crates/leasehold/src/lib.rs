@@ -40,6 +40,7 @@ pub mod queue;
 pub mod scratchpad;
 pub mod settings;
 pub mod store;
+pub mod sync;
 
 pub use error::{Error, ErrorKind};
 pub use leasehold_protocol::cas::{Nonce, Version, When};

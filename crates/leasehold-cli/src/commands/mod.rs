@@ -11,3 +11,4 @@ pub mod objects;
 pub mod pad;
 pub mod queue;
 pub mod supervise;
+pub mod sync;

@@ -4,6 +4,7 @@ pub mod datapackage;
 pub mod fleet;
 pub mod lease;
 pub mod node;
+pub mod outbox;
 pub mod queue;
 pub mod root;
 pub mod row;

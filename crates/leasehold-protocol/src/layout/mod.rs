@@ -3,3 +3,4 @@
 pub mod fleet;
 pub mod index;
 pub mod queue;
+pub mod sync;

@@ -29,6 +29,7 @@ fn task() -> Task {
         pushed_at: None,
         timeout: None,
         max_attempts: None,
+        origin: None,
         payload: text_payload("x"),
     }
 }

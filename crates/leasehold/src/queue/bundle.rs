@@ -187,7 +187,11 @@ impl Run {
             all
         };
         if all {
-            return self.complete().await;
+            let acked = self.complete().await?;
+            if acked == Acked::Again {
+                self.0.queue.note_duplicate(&self.0.unit).await;
+            }
+            return Ok(acked);
         }
         self.let_go_if(|state| state.under_way -= 1).await?;
         // Nothing records it but our claim.
@@ -252,6 +256,7 @@ impl Run {
             results: results.iter().any(Option::is_some).then_some(results),
             nonce: String::new(),
         };
+        queue.note_finish(unit, &bundle.incarnation, bundle.origin.as_deref()).await?;
         queue.write_receipt(unit, receipt).await
     }
 
@@ -303,6 +308,9 @@ impl Run {
             errors: history.errors,
             nonce: String::new(),
         };
+        queue
+            .note_finish(&Unit::Task(letter.task.id.clone()), &letter.task.incarnation, None)
+            .await?;
         queue.write_dead_letter(letter).await
     }
 
@@ -314,6 +322,9 @@ impl Run {
         let task = self.task(n)?;
         let unit = Unit::Task(task.id.clone());
         let history = history.clone().about(&task.incarnation, None);
+        if let Some(outbox) = queue.outbox() {
+            outbox.pushing(&unit, false, None, queue.durability()).await?;
+        }
         let (nonce, now) = (store.env().nonce(), store.now().await?);
         let holder = tenure.lease().holder;
         let holder = Holder { name: &holder, ttl: queue.settings().ttl, place: None };

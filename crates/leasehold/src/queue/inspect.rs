@@ -298,6 +298,7 @@ impl Queue {
     /// Pushes a dead letter's task again, as new: its failures are forgotten. `false` if there is
     /// no such dead letter.
     pub async fn retry(&self, id: &str) -> Result<bool> {
+        self.not_in_a_replica()?;
         let store = self.store();
         let letter_key = self.keys().dead_letter(id)?;
         let Some(object) = store.get(&letter_key).await? else { return Ok(false) };
@@ -339,6 +340,7 @@ impl Queue {
 
     /// Removes a dead letter. `false` if there is none.
     pub async fn discard(&self, id: &str) -> Result<bool> {
+        self.not_in_a_replica()?;
         let key = self.keys().dead_letter(id)?;
         let Some(meta) = self.store().head(&key).await? else { return Ok(false) };
         self.delete_work(&key, &meta.version).await
@@ -346,6 +348,7 @@ impl Queue {
 
     /// Removes all tasks that nobody has claimed, and what is scheduled. Returns how many.
     pub async fn purge_pending(&self) -> Result<u64> {
+        self.not_in_a_replica()?;
         let mut purged = 0;
         let prefixes = [self.keys().all_pending(), self.keys().bundles(), self.keys().scheduled()];
         for prefix in prefixes {
@@ -386,6 +389,7 @@ impl Queue {
 
     /// Removes receipts older than this, whatever the retention says. Returns how many.
     pub async fn purge_receipts(&self, older_than: Duration) -> Result<u64> {
+        self.not_in_a_replica()?;
         let mut purged = 0;
         let list = List::prefix(self.keys().completed())?.detail(Detail::Version);
         let mut listing = self.store().list(list);

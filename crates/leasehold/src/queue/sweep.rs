@@ -20,7 +20,7 @@ const DUE: usize = 100;
 
 /// What became of scheduled tasks.
 #[derive(Debug)]
-pub(super) struct Promoted {
+pub(crate) struct Promoted {
     /// Pending now.
     pub ids: Vec<String>,
     /// When the next one is due.
@@ -44,7 +44,7 @@ pub struct Swept {
 
 impl Queue {
     /// Moves scheduled tasks that are due to the pending ones, a page of them.
-    pub(super) async fn promote_due(&self, now: StoreTime) -> Result<Promoted> {
+    pub(crate) async fn promote_due(&self, now: StoreTime) -> Result<Promoted> {
         let list = List::prefix(self.keys().scheduled())?.limit(DUE);
         let page = self.store().list(list).collect().await?.entries;
         // Not every store lists in order, so all of the page is looked at.
@@ -185,7 +185,9 @@ impl Queue {
                 let (Some(modified), Some(version)) = (entry.modified, &entry.version) else {
                     continue;
                 };
-                if now.since(modified) >= retention && self.delete_work(&entry.key, version).await?
+                if now.since(modified) >= retention
+                    && self.may_forget(&entry.key).await?
+                    && self.delete_work(&entry.key, version).await?
                 {
                     swept.receipts += 1;
                 }

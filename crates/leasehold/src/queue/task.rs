@@ -291,7 +291,13 @@ impl Held {
             results: None,
             nonce: String::new(),
         };
-        let first = match queue.write_receipt(&self.unit, receipt).await {
+        let noted =
+            queue.note_finish(&self.unit, &self.task.incarnation, self.task.origin.as_deref());
+        let written = match noted.await {
+            Ok(()) => queue.write_receipt(&self.unit, receipt).await,
+            Err(error) => Err(error),
+        };
+        let first = match written {
             Ok(first) => first,
             Err(error) => {
                 // Nothing says that it is done, so it is done again; but not at once, or for ever.
@@ -299,6 +305,9 @@ impl Held {
                 return Err(error);
             }
         };
+        if !first {
+            queue.note_duplicate(&self.unit).await;
+        }
         // It is done, whatever happens from here on: others finish the clean-up if we do not.
         self.clean_up().await;
         Ok(if first { Acked::First } else { Acked::Again })
@@ -369,6 +378,8 @@ impl Held {
                 errors: self.history.errors.clone(),
                 nonce: String::new(),
             };
+            let origin = self.task.origin.as_deref();
+            queue.note_finish(&self.unit, &self.task.incarnation, origin).await?;
             queue.write_dead_letter(letter).await?;
         }
         self.clean_up().await;

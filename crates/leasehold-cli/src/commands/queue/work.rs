@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::protocol::format::node::{MOST_HELD, shortened};
-use leasehold::queue::{Acked, Queue, Task, Worker, WorkerSettings};
+use leasehold::queue::{Acked, Task, Worker, WorkerSettings};
 use leasehold::store::meter::Prices;
 use leasehold::{ErrorKind, Store, host};
 use rustix::process::Signal;
@@ -22,8 +22,8 @@ use crate::args::Args;
 use crate::args::queue::Work;
 use crate::child::{Pipes, Running, Warden};
 use crate::exit::{Ending, Exit};
-use crate::render;
 use crate::supervised::{self, Leash, Report};
+use crate::{config, render};
 
 /// The longest result that is kept: beyond it, a command should store its output elsewhere.
 const RESULT: usize = 1 << 20;
@@ -86,13 +86,9 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     if work.fail_code == 0 {
         return Err(invalid("--fail-code cannot be 0, which says that the task is done"));
     }
-    let mut queues = Vec::new();
-    for name in names {
-        queues.push(Queue::open_or_create(store, name, None).await?);
-    }
     // It stands in every lease, and so must be there before the first claim.
     let warden = Warden::start()?;
-    let mut leash = Leash::take(args, store);
+    let leash = Leash::take(args, store);
     let usual = || match &leash {
         Some(leash) => leash.name(),
         None => format!("{}:{}", host::host_name(), std::process::id()),
@@ -103,25 +99,77 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
         until_empty: work.exit_when_empty,
         companion: warden.pid().and_then(host::process),
     };
-    let worker = Worker::new(queues, settings);
     let tally = Arc::new(Tally::default());
     // Cancelled when running tasks have to stop too.
     let stop = CancellationToken::new();
     let bar = bar(args);
+    let mut told = Signals {
+        terminate: signal(SignalKind::terminate())?,
+        interrupt: signal(SignalKind::interrupt())?,
+        cut: leash.as_ref().map(Leash::cut),
+        leash,
+    };
+    let has_replica = config::replica(args)?.is_some();
+    let ended = loop {
+        let mut queues = Vec::new();
+        for name in &names {
+            queues.push(super::open_to_work(args, store, name).await?);
+        }
+        let mut worker = Worker::new(queues, settings.clone());
+        if has_replica {
+            // Then its tasks are to be claimed elsewhere.
+            worker = worker.until_switched();
+        }
+        let ended = work_on(args, store, work, &worker, &tally, &stop, &bar, &mut told).await?;
+        let switched = worker.was_switched() && !tally.draining.load(Relaxed);
+        if !switched || ended.iter().any(Result::is_err) {
+            break ended;
+        }
+        tracing::info!("a queue was switched between strict and relaxed mode: going on there");
+    };
+    bar.finish_and_clear();
+    match &mut told.leash {
+        Some(leash) => leash.tell(tally.report(store)),
+        None => report(args, &tally)?,
+    }
+    for ended in ended {
+        ended?;
+    }
+    Ok(Exit::Done.into())
+}
+
+/// Signals to end. Listened to all the time: one that comes between two queues counts.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    /// Cancelled when our supervisor is gone, until that has been heard.
+    cut: Option<CancellationToken>,
+    leash: Option<Leash>,
+}
+
+/// Works until there is nothing left, or a signal says so.
+#[allow(clippy::too_many_arguments)] // all that a worker needs, once
+async fn work_on(
+    args: &Args,
+    store: &Store,
+    work: &Work,
+    worker: &Worker,
+    tally: &Tally,
+    stop: &CancellationToken,
+    bar: &ProgressBar,
+    told: &mut Signals,
+) -> anyhow::Result<Vec<anyhow::Result<()>>> {
     let loops = futures::future::join_all(
-        (0..work.jobs).map(|_| one_after_the_other(&worker, work, &tally, &stop)),
+        (0..work.jobs).map(|_| one_after_the_other(worker, work, tally, stop)),
     );
     tokio::pin!(loops);
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     let mut signals = 0;
     let mut deadline = None;
     // Goes on beside the tasks: it may have to wait for one of them.
     let drain = worker.drain();
     tokio::pin!(drain);
     let mut draining = false;
-    let alone = leash.is_none();
-    let mut cut = leash.as_ref().map(Leash::cut);
+    let alone = told.leash.is_none();
     let mut tick = tokio::time::interval(match alone {
         true => Duration::from_millis(200),
         false => supervised::REPORT,
@@ -137,8 +185,8 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
             ended = &mut loops => break ended,
             _ = tick.tick() => {
                 bar.set_position(tally.done.load(Relaxed));
-                bar.set_message(line(&tally, store));
-                if let Some(leash) = &mut leash {
+                bar.set_message(line(tally, store));
+                if let Some(leash) = &mut told.leash {
                     leash.tell(tally.report(store));
                 }
             }
@@ -147,11 +195,11 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
                 draining = false;
                 drained?;
             }
-            _ = terminate.recv() => signals += 1,
-            _ = interrupt.recv() => signals += 1,
+            _ = told.terminate.recv() => signals += 1,
+            _ = told.interrupt.recv() => signals += 1,
             // Without a supervisor there is nobody to stop us later.
-            () = supervised::cut(cut.as_ref()) => {
-                cut = None;
+            () = supervised::cut(told.cut.as_ref()) => {
+                told.cut = None;
                 signals = signals.max(1);
             }
         }
@@ -166,15 +214,7 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
             stop.cancel();
         }
     };
-    bar.finish_and_clear();
-    match &mut leash {
-        Some(leash) => leash.tell(tally.report(store)),
-        None => report(args, &tally)?,
-    }
-    for ended in ended {
-        ended?;
-    }
-    Ok(Exit::Done.into())
+    Ok(ended)
 }
 
 #[allow(clippy::disallowed_methods)] // a timer of the runtime's, not a time

@@ -20,6 +20,7 @@ mod notify;
 mod process;
 mod record;
 mod state;
+mod sync;
 mod unit;
 
 use std::collections::VecDeque;
@@ -35,6 +36,7 @@ use leasehold::protocol::format::node::NodeError;
 use leasehold::protocol::supervise::{self, compare, processes, share};
 use leasehold::queue::Queue;
 use leasehold::store::Kind;
+use leasehold::sync::Replica;
 use leasehold::{Error, ErrorKind, Store, StoreTime, Version};
 use rustix::process::Signal;
 use tokio::sync::mpsc;
@@ -43,6 +45,7 @@ pub use unit::print_unit;
 
 use self::process::{Slot, State as Running, ending, start, sum};
 use self::state::State;
+use self::sync::{Replicated, Syncing};
 use crate::args::Args;
 use crate::args::fleet::Supervise;
 use crate::child::Signals;
@@ -63,6 +66,8 @@ pub enum Event {
     Looked(leasehold::Result<Option<PlanText>>),
     /// The name was asked for.
     Seated(leasehold::Result<Result<Seat, HeldBy>>),
+    /// The queues that this node's replica has.
+    Replicated(leasehold::Result<Vec<Replicated>>),
     /// The record was written, at this time of the store's.
     Told(leasehold::Result<()>, Option<StoreTime>),
 }
@@ -84,6 +89,10 @@ pub async fn run(args: &Args, store: &Store, supervise: &Supervise) -> anyhow::R
     let state = State::open(folder, &node, &store.url())?;
     let mut words = store_words(args)?;
     words.push(format!("--supervised={node}"));
+    let replica = match config::replica(args)? {
+        Some(connect) => Some(Replica::open(&connect.open()?, store, &node).await?),
+        None => None,
+    };
     let (events, heard) = mpsc::channel(64);
     let now = store.env().clock().boot();
     let own_connections = config::connect(args)?.settings;
@@ -122,6 +131,12 @@ pub async fn run(args: &Args, store: &Store, supervise: &Supervise) -> anyhow::R
         next_reap: now,
         ending: None,
         lost: false,
+        replica,
+        compiles: false,
+        given: None,
+        replicated: Vec::new(),
+        comparing: false,
+        syncing: None,
     };
     if let Some(exit) = supervisor.take_place(&mut signals).await? {
         return Ok(exit.into());
@@ -137,6 +152,8 @@ pub fn store_words(args: &Args) -> anyhow::Result<Vec<String>> {
         words.extend(value.map(|value| format!("--{name}={value}")));
     };
     option("store", given.store.clone());
+    let replica = given.replica.as_ref().map(std::path::absolute).transpose()?;
+    option("replica", replica.map(|path| path.display().to_string()));
     let config = given.config.as_ref().map(std::path::absolute).transpose()?;
     option("config", config.map(|path| path.display().to_string()));
     option("endpoint", given.endpoint.clone());
@@ -198,6 +215,14 @@ struct Supervisor {
     ending: Option<End>,
     /// Somebody else has our name.
     lost: bool,
+    /// Where relaxed queues are worked on.
+    replica: Option<Replica>,
+    /// Whether the plan has compilers, and the interval that it gives.
+    compiles: bool,
+    given: Option<Duration>,
+    replicated: Vec<Replicated>,
+    comparing: bool,
+    syncing: Option<Syncing>,
 }
 
 /// We have been told to end.
@@ -296,6 +321,7 @@ impl Supervisor {
                 signal = signals.next() => self.signalled(signal),
             }
         }
+        self.end_sync().await;
         self.say_goodbye().await;
         Ok(if self.lost { Exit::Lost } else { Exit::Done })
     }
@@ -362,13 +388,19 @@ impl Supervisor {
         }
         if self.next_look <= now && !self.looking {
             self.look();
+            self.compare_replica(false);
         }
         if self.next_report <= now {
             self.report();
         }
         if self.next_reap <= now {
             self.next_reap = now.plus(supervise::pause(REAP, self.store.env().random()));
+            // Of relaxed queues a node with nothing else to do has less to ask.
+            if self.is_relaxed() {
+                self.next_reap = now.plus(supervise::pause(REAP * 24, self.store.env().random()));
+            }
             tokio::spawn(reap(self.store.clone(), self.queues.clone()));
+            self.compare_replica(true);
         }
     }
 
@@ -398,6 +430,13 @@ impl Supervisor {
             Event::Seated(seated) => {
                 self.seating = false;
                 self.seated(seated);
+            }
+            Event::Replicated(replicated) => {
+                self.comparing = false;
+                match replicated {
+                    Ok(replicated) => self.replicated(replicated),
+                    Err(error) => self.trouble(format!("the replica cannot be read: {error}")),
+                }
             }
             Event::Told(told, now) => {
                 self.telling = false;
@@ -610,7 +649,8 @@ impl Supervisor {
         }
         self.limits =
             plan.map_or((None, None), |plan| (plan.connections, plan.requests_per_minute));
-        self.every = interval(plan);
+        self.given = plan.and_then(|plan| plan.every);
+        self.compiles = plan.is_some_and(|plan| !plan.compiler.is_empty());
         let mut queues: Vec<String> = plan
             .into_iter()
             .flat_map(|plan| &plan.worker)
@@ -620,6 +660,8 @@ impl Supervisor {
         queues.sort();
         queues.dedup();
         self.queues = queues;
+        self.every = self.interval();
+        self.compare_replica(true);
         self.share_out();
         (self.next_look, self.next_report) = (self.after_pause(), now);
     }
