@@ -9,6 +9,7 @@ mod crashes;
 mod drain;
 mod nodes;
 mod plan;
+mod relaxed;
 
 use std::fs::File;
 use std::path::Path;

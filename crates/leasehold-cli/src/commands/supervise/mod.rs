@@ -16,10 +16,13 @@
 //! input, which closes when the supervisor ends, however that is; then it drains by itself. So a
 //! supervisor that is killed leaves nobody behind for ever, and its successor needs no list of pids.
 
+mod children;
 mod notify;
+mod plan;
 mod process;
 mod record;
 mod state;
+mod sync;
 mod unit;
 
 use std::collections::VecDeque;
@@ -32,23 +35,25 @@ use leasehold::fleet::{self, PlanText, Seat, Spelling};
 use leasehold::lease::HeldBy;
 use leasehold::protocol::format::fleet::NodePlan;
 use leasehold::protocol::format::node::NodeError;
-use leasehold::protocol::supervise::{self, compare, processes, share};
+use leasehold::protocol::supervise;
 use leasehold::queue::Queue;
 use leasehold::store::Kind;
+use leasehold::sync::Replica;
 use leasehold::{Error, ErrorKind, Store, StoreTime, Version};
 use rustix::process::Signal;
 use tokio::sync::mpsc;
 
 pub use unit::print_unit;
 
-use self::process::{Slot, State as Running, ending, start, sum};
+use self::process::{Slot, State as Running};
 use self::state::State;
+use self::sync::{Replicated, Syncing};
 use crate::args::Args;
 use crate::args::fleet::Supervise;
 use crate::child::Signals;
 use crate::config;
 use crate::exit::{Ending, Exit};
-use crate::render::{self, BAD, WARN, paint};
+use crate::render::{self, WARN, paint};
 use crate::supervised::{Limits, Report};
 
 /// Something that the supervisor has to know.
@@ -63,6 +68,8 @@ pub enum Event {
     Looked(leasehold::Result<Option<PlanText>>),
     /// The name was asked for.
     Seated(leasehold::Result<Result<Seat, HeldBy>>),
+    /// The queues that this node's replica has.
+    Replicated(leasehold::Result<Vec<Replicated>>),
     /// The record was written, at this time of the store's.
     Told(leasehold::Result<()>, Option<StoreTime>),
 }
@@ -84,6 +91,10 @@ pub async fn run(args: &Args, store: &Store, supervise: &Supervise) -> anyhow::R
     let state = State::open(folder, &node, &store.url())?;
     let mut words = store_words(args)?;
     words.push(format!("--supervised={node}"));
+    let replica = match config::replica(args)? {
+        Some(connect) => Some(Replica::open(&connect.open()?, store, &node).await?),
+        None => None,
+    };
     let (events, heard) = mpsc::channel(64);
     let now = store.env().clock().boot();
     let own_connections = config::connect(args)?.settings;
@@ -122,6 +133,12 @@ pub async fn run(args: &Args, store: &Store, supervise: &Supervise) -> anyhow::R
         next_reap: now,
         ending: None,
         lost: false,
+        replica,
+        compiles: false,
+        given: None,
+        replicated: Vec::new(),
+        comparing: false,
+        syncing: None,
     };
     if let Some(exit) = supervisor.take_place(&mut signals).await? {
         return Ok(exit.into());
@@ -137,6 +154,8 @@ pub fn store_words(args: &Args) -> anyhow::Result<Vec<String>> {
         words.extend(value.map(|value| format!("--{name}={value}")));
     };
     option("store", given.store.clone());
+    let replica = given.replica.as_ref().map(std::path::absolute).transpose()?;
+    option("replica", replica.map(|path| path.display().to_string()));
     let config = given.config.as_ref().map(std::path::absolute).transpose()?;
     option("config", config.map(|path| path.display().to_string()));
     option("endpoint", given.endpoint.clone());
@@ -198,6 +217,14 @@ struct Supervisor {
     ending: Option<End>,
     /// Somebody else has our name.
     lost: bool,
+    /// Where relaxed queues are worked on.
+    replica: Option<Replica>,
+    /// Whether the plan has compilers, and the interval that it gives.
+    compiles: bool,
+    given: Option<Duration>,
+    replicated: Vec<Replicated>,
+    comparing: bool,
+    syncing: Option<Syncing>,
 }
 
 /// We have been told to end.
@@ -296,6 +323,7 @@ impl Supervisor {
                 signal = signals.next() => self.signalled(signal),
             }
         }
+        self.end_sync().await;
         self.say_goodbye().await;
         Ok(if self.lost { Exit::Lost } else { Exit::Done })
     }
@@ -362,13 +390,19 @@ impl Supervisor {
         }
         if self.next_look <= now && !self.looking {
             self.look();
+            self.compare_replica(false);
         }
         if self.next_report <= now {
             self.report();
         }
         if self.next_reap <= now {
             self.next_reap = now.plus(supervise::pause(REAP, self.store.env().random()));
+            // Of relaxed queues a node with nothing else to do has less to ask.
+            if self.is_relaxed() {
+                self.next_reap = now.plus(supervise::pause(REAP * 24, self.store.env().random()));
+            }
             tokio::spawn(reap(self.store.clone(), self.queues.clone()));
+            self.compare_replica(true);
         }
     }
 
@@ -399,6 +433,13 @@ impl Supervisor {
                 self.seating = false;
                 self.seated(seated);
             }
+            Event::Replicated(replicated) => {
+                self.comparing = false;
+                match replicated {
+                    Ok(replicated) => self.replicated(replicated),
+                    Err(error) => self.trouble(format!("the replica cannot be read: {error}")),
+                }
+            }
             Event::Told(told, now) => {
                 self.telling = false;
                 if let Some(now) = now {
@@ -425,229 +466,6 @@ impl Supervisor {
             Signal::TERM | Signal::INT | Signal::QUIT => self.end(),
             _ => {}
         }
-    }
-
-    /// Tells all processes to end. Once more: stop what they are at. And again: kill them.
-    fn end(&mut self) {
-        let now = self.now();
-        let last = LAST.min(self.drain / 3);
-        let told = self.ending.as_ref().map_or(0, |end| end.told) + 1;
-        self.ending = Some(match told {
-            1 => End { told, nudge: Some(now.plus(self.drain - last)), kill: now.plus(self.drain) },
-            2 => End { told, nudge: Some(now), kill: now.plus(last) },
-            _ => End { told, nudge: None, kill: now },
-        });
-        if told > 1 {
-            return;
-        }
-        notify::tell("STOPPING=1");
-        if !self.quiet {
-            render::say(format_args!(
-                "ending: {} processes have {}",
-                self.slots.len(),
-                leasehold::settings::format_duration(self.drain)
-            ));
-        }
-        for n in (0..self.slots.len()).rev() {
-            self.stop(n);
-        }
-    }
-
-    /// Tells a process to end. Those that do not run are forgotten.
-    fn stop(&mut self, n: usize) {
-        let slot = &mut self.slots[n];
-        let until = self.store.env().clock().boot().plus(slot.process.drain + SLACK);
-        match std::mem::replace(&mut slot.state, Running::Waiting(until)) {
-            Running::Running(child) => {
-                child.signal(Signal::TERM);
-                slot.state = Running::Draining(child, until);
-            }
-            draining @ Running::Draining(..) => slot.state = draining,
-            Running::Waiting(_) => self.remove(n),
-        }
-    }
-
-    fn remove(&mut self, n: usize) {
-        let slot = self.slots.remove(n);
-        let total = slot.total();
-        self.past = sum(&self.past, &total);
-    }
-
-    fn start(&mut self, n: usize) {
-        let now = self.now();
-        let limits = self.allowed();
-        let mut words = self.words.clone();
-        words.push(format!("--connections={}", limits.connections));
-        words.extend(limits.requests_per_minute.map(|n| format!("--requests-per-minute={n}")));
-        let slot = &mut self.slots[n];
-        slot.before = slot.total();
-        slot.report = Report::default();
-        slot.last_words.clear();
-        match start(slot, &words, now, self.events.clone()) {
-            Ok(child) => slot.state = Running::Running(child),
-            Err(error) => {
-                let random = self.store.env().random();
-                let pause = slot.restarts.ended(Duration::ZERO, since_boot(now), random);
-                slot.state = Running::Waiting(now.plus(pause));
-                let text = format!("{}: {error:#}", slot.name());
-                self.trouble(text);
-            }
-        }
-    }
-
-    fn ended(&mut self, id: u64, status: Option<ExitStatus>) {
-        let Some(n) = self.slots.iter().position(|slot| slot.id == id) else { return };
-        let now = self.now();
-        let slot = &mut self.slots[n];
-        // It holds nothing any more.
-        slot.report.holds = 0;
-        slot.report.held.clear();
-        let Running::Running(child) = &slot.state else {
-            self.remove(n);
-            self.share_out();
-            return;
-        };
-        let (pid, ran) = (child.pid, now.since(child.since));
-        let looped = slot.restarts.is_loop();
-        let pause = slot.restarts.ended(ran, since_boot(now), self.store.env().random());
-        slot.state = Running::Waiting(now.plus(pause));
-        let mut text = format!("{} ({pid}) {}", slot.name(), ending(status));
-        if !slot.last_words.is_empty() {
-            text.push_str(&format!(": {}", slot.last_words));
-        }
-        let loops = (slot.restarts.is_loop() && !looped)
-            .then(|| format!("{} is in a crash loop", slot.name()));
-        self.trouble(text);
-        if let Some(loops) = loops {
-            render::say(paint(BAD, loops));
-            self.next_report = now;
-        }
-    }
-
-    /// Looks for another plan, in a task of its own.
-    fn look(&mut self) {
-        self.looking = true;
-        self.next_look = self.after_pause();
-        let (store, known, events) = (self.store.clone(), self.known.clone(), self.events.clone());
-        tokio::spawn(async move {
-            let looked = fleet::look(&store, known.as_ref()).await;
-            let _ = events.send(Event::Looked(looked)).await;
-        });
-    }
-
-    /// Carries out a plan, or says why not: then what runs goes on.
-    fn plan_came(&mut self, looked: leasehold::Result<Option<PlanText>>) {
-        let plan = match looked {
-            Ok(Some(plan)) => plan,
-            Ok(None) => return,
-            Err(error) if error.kind() == ErrorKind::Unavailable => {
-                return self.trouble(format!("cannot read the plan: {error}"));
-            }
-            // There is none. That is not a plan to run nothing: somebody may be about to write it.
-            Err(error) => return self.refuse(error.to_string()),
-        };
-        self.known = Some((plan.spelling, plan.version.clone()));
-        let parsed = match super::fleet::parse(&plan.text, plan.spelling) {
-            Ok(parsed) => parsed,
-            Err(error) => return self.refuse(error.to_string()),
-        };
-        if self.refused.take().is_some() {
-            self.next_report = self.now();
-        }
-        if self.carried_out.as_ref() == Some(&plan.version) {
-            return;
-        }
-        let ours = parsed.plan_of(&self.node);
-        if ours.is_none() {
-            self.trouble(format!("no entry of the plan matches {}", self.node));
-        }
-        self.carry_out(ours);
-        self.carried_out = Some(plan.version.clone());
-        self.next_report = self.now();
-        if let Err(error) = self.state.keep(&plan) {
-            self.trouble(format!("the plan could not be kept for the next start: {error:#}"));
-        }
-    }
-
-    fn refuse(&mut self, reason: String) {
-        if self.refused.as_ref() == Some(&reason) {
-            return;
-        }
-        render::say(format_args!("{} {reason}", paint(WARN, "refused:")));
-        if self.carried_out.is_some() {
-            render::say("what runs goes on as before");
-        }
-        self.refused = Some(reason);
-        self.next_report = self.now();
-    }
-
-    fn carry_out(&mut self, plan: Option<&NodePlan>) {
-        if self.ending.is_some() {
-            return;
-        }
-        let wanted = plan.map(processes).unwrap_or_default();
-        let places: Vec<usize> =
-            (0..self.slots.len()).filter(|n| !self.slots[*n].is_draining()).collect();
-        let running: Vec<_> = places.iter().map(|n| &self.slots[*n].process).collect();
-        let changes = compare(&running, &wanted);
-        if !self.quiet {
-            let kept = running.len() - changes.stop.len();
-            render::say(format_args!(
-                "node {}: {kept} processes go on, {} end, {} start",
-                self.node,
-                changes.stop.len(),
-                changes.start.len()
-            ));
-        }
-        // From the last to the first, so that places stay what they are.
-        for n in changes.stop.iter().rev() {
-            self.stop(places[*n]);
-        }
-        let now = self.now();
-        for process in changes.start {
-            self.ids += 1;
-            self.slots.push(Slot::new(self.ids, process, now));
-        }
-        self.limits =
-            plan.map_or((None, None), |plan| (plan.connections, plan.requests_per_minute));
-        self.every = interval(plan);
-        let mut queues: Vec<String> = plan
-            .into_iter()
-            .flat_map(|plan| &plan.worker)
-            .flat_map(|w| w.queue.all())
-            .cloned()
-            .collect();
-        queues.sort();
-        queues.dedup();
-        self.queues = queues;
-        self.share_out();
-        (self.next_look, self.next_report) = (self.after_pause(), now);
-    }
-
-    /// What each process may take.
-    fn allowed(&self) -> Limits {
-        let count = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
-        let (connections, requests) = self.limits;
-        Limits {
-            connections: connections
-                .map_or(self.usual.connections, |limit| share(limit, count).1 as usize),
-            requests_per_minute: match requests {
-                Some(limit) => Some(share(limit, count).1),
-                None => self.usual.requests_per_minute,
-            },
-        }
-    }
-
-    /// Tells everybody what it may take, ourselves included.
-    fn share_out(&mut self) {
-        let count = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
-        let (connections, requests) = self.limits;
-        self.store.limit(
-            connections.map_or(self.usual.connections, |limit| share(limit, count).0 as usize),
-            requests.map(|limit| share(limit, count).0).or(self.usual.requests_per_minute),
-        );
-        let limits = self.allowed();
-        self.slots.iter_mut().filter_map(Slot::child).for_each(|child| child.limit(&limits));
     }
 
     fn seated(&mut self, seated: leasehold::Result<Result<Seat, HeldBy>>) {
