@@ -7,14 +7,16 @@
 //! more than an hour after it was read, deletions are purged after two, and a request that is
 //! delayed arrives within one, or never.
 
+use std::cell::RefCell;
 use std::cmp::Ordering;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::sync::{Arc, LazyLock};
 
 use leasehold_protocol::compile::{Incoming, Merger, Mode, Publish, Published, may_sweep, publish};
 use leasehold_protocol::format::datapackage::{Field, Kind, Schema};
 use leasehold_protocol::format::usv;
+use leasehold_protocol::merge::Claim;
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
@@ -51,8 +53,16 @@ impl Rec {
         EPOCH + i64::from(self.at.0) * HOUR + i64::from(self.at.1)
     }
 
-    /// Its row, in its one spelling.
-    fn row(self) -> Vec<u8> {
+    /// Its row, in its one spelling. Written once for each record: there are few, and it is asked for
+    /// in every state.
+    fn row(self) -> Arc<[u8]> {
+        thread_local! {
+            static ROWS: RefCell<HashMap<Rec, Arc<[u8]>>> = RefCell::default();
+        }
+        ROWS.with_borrow_mut(|rows| rows.entry(self).or_insert_with(|| self.write().into()).clone())
+    }
+
+    fn write(self) -> Vec<u8> {
         let (mut row, at) = (Vec::new(), StoreTime::from_micros(self.micros()));
         let written = match self.deleted {
             true => SCHEMA.write_deletion("x", at, &mut row),
@@ -75,10 +85,11 @@ impl Rec {
     /// Which counts.
     fn against(self, other: Self) -> Ordering {
         let (ours, theirs) = (self.row(), other.row());
-        match (SCHEMA.claim(&ours), SCHEMA.claim(&theirs)) {
-            (Some(ours), Some(theirs)) => ours.against(&theirs),
-            _ => Ordering::Equal,
-        }
+        self.claim(&ours).against(&other.claim(&theirs))
+    }
+
+    fn claim(self, row: &[u8]) -> Claim<'_> {
+        Claim { updated_at: self.micros(), deleted: self.deleted, row }
     }
 }
 
@@ -97,7 +108,7 @@ pub struct Rows(Option<Rec>);
 impl Body for Rows {
     fn bytes(&self) -> Vec<u8> {
         let Some(rec) = self.0 else { return Vec::new() };
-        let mut bytes = rec.row();
+        let mut bytes = rec.row().to_vec();
         bytes.push(usv::END);
         bytes
     }
@@ -315,7 +326,7 @@ impl IndexRules {
         let purge_before =
             work.purge.then(|| EPOCH + (i64::from(world.now) - i64::from(PURGE_AFTER)) * HOUR);
         let mut merger = Merger::new(SCHEMA.clone(), Mode::Rewrite, purge_before);
-        let mut inbox = Sorted(work.inbox.iter().map(|rec| rec.row()).collect());
+        let mut inbox = Sorted(work.inbox.iter().map(|rec| rec.row().to_vec()).collect());
         let (shard, mut out) = (Rows(work.rows).bytes(), Vec::new());
         let merged = merger.merge(&shard, &mut inbox, &mut out, usize::MAX);
         debug_assert!(merged.is_ok());
