@@ -146,6 +146,7 @@ fn task(push: Push) -> Task {
         pushed_at: Some(store_time(push.at)),
         timeout: None,
         max_attempts: None,
+        origin: None,
         payload: text_payload("x"),
     }
 }

@@ -127,7 +127,7 @@ impl Queue {
         // Back after its receipt, which we have seen: a request was under way for long.
         let back = self.0.lately.knows(&task.incarnation);
         if back || self.is_done_in_bundle(&task.id).await? {
-            self.delete_work(&key, &version).await?;
+            self.delete_work(&self.keys().part(unit, Part::Work)?, &version).await?;
             tenure.remove().await?;
             return Ok(Tried::Over);
         }

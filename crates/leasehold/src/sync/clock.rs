@@ -195,6 +195,15 @@ impl Backend for BucketTime {
         self.inner.retire(key, version, token).await
     }
 
+    async fn finish(
+        &self,
+        work: (&Key, &Version),
+        lease: (&Key, &Version),
+        token: u64,
+    ) -> Result<Option<(Delete, Delete)>> {
+        self.inner.finish(work, lease, token).await
+    }
+
     async fn floor(&self, key: &Key) -> Result<u64> {
         self.inner.floor(key).await
     }
@@ -229,11 +238,11 @@ impl Backend for BucketTime {
         self.inner.stamp(name)
     }
 
-    fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+    fn peek(&self, folder: &str, most: usize) -> Option<(Stamp, Vec<Key>)> {
         self.inner.peek(folder, most)
     }
 
-    fn slurp(&self, key: &Key) -> Option<Bytes> {
+    fn slurp(&self, key: &Key) -> Option<(Stamp, Bytes)> {
         self.inner.slurp(key)
     }
 

@@ -4,6 +4,7 @@
 //! claim is noted after it: one that nobody learns of costs others a race, and no task.
 
 use leasehold_protocol::cas::{Version, When};
+use leasehold_protocol::format::lease::Place;
 use leasehold_protocol::format::outbox::{Entry, Intent, Writer};
 use leasehold_protocol::layout::queue::Unit;
 use leasehold_protocol::layout::sync::SyncKeys;
@@ -30,7 +31,12 @@ impl Outbox {
     }
 
     fn writer(&self, intent: Intent) -> Writer {
-        Writer::new(intent, host::here(self.store.env().clock().boot()).as_ref())
+        Writer::new(intent, self.here().as_ref())
+    }
+
+    fn here(&self) -> Option<Place> {
+        let env = self.store.env();
+        env.host().here(env.clock().boot())
     }
 
     /// Work is about to be pushed.
@@ -148,10 +154,12 @@ impl Outbox {
     /// Whether a writer of the entry has ended, and so will not do what it announced.
     pub fn is_gone(&self, entry: &Entry, n: usize) -> bool {
         use leasehold_protocol::lease::Liveness;
-        let Some(here) = host::here(self.store.env().clock().boot()) else { return false };
+        let Some(here) = self.here() else { return false };
         match entry.writers.get(n).and_then(Writer::place) {
             Some(place) if place.boot_id != here.boot_id => true,
-            Some(place) => host::liveness(&place, &here) == Some(Liveness::Gone),
+            Some(place) => {
+                host::liveness(self.store.env().host(), &place, &here) == Some(Liveness::Gone)
+            }
             None => false,
         }
     }
