@@ -430,8 +430,13 @@ impl Pair<'_> {
         let Some(work) = &shown.work else { return Ok(Brought::default()) };
         let key = self.local.keys().part(unit, Part::Work)?;
         let local = self.local_store().get(&key).await?;
-        let origin = local.and_then(|object| origin(unit, &object.body));
-        let here = origin.as_deref() == Some(work.as_str());
+        let origin = local.as_ref().map(|object| origin(unit, &object.body));
+        let here = match &origin {
+            Some(Some(origin)) => origin == work.as_str(),
+            // Pushed here: most likely the same. Whether it is shows when it is fetched, if it is to be.
+            Some(None) => shown.lease_there() == LeaseThere::Young,
+            None => false,
+        };
         let seen = Some((hash, shown.state(work)));
         let mut down = Down::default();
         let first = decide::bring(here, shown.lease_there());
@@ -531,9 +536,12 @@ impl Pair<'_> {
         // first (FIELD.md row 15).
         let mut view = self.look(unit, &Entry::default()).await?;
         let state = Some(shown.state(&version));
-        if [&view.local.receipt, &view.local.letter, &view.local.work]
-            .contains(&&Some(theirs.clone()))
-        {
+        if view.local.work.as_ref() == Some(&theirs) {
+            // Pushed here, and nobody has it any more.
+            down.opened += u64::from(self.open(unit, history).await?);
+            return Ok(state);
+        }
+        if [&view.local.receipt, &view.local.letter].contains(&&Some(theirs.clone())) {
             return Ok(state);
         }
         if self.outbox.has(unit).await? {

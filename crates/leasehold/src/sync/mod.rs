@@ -34,6 +34,7 @@ mod state;
 mod up;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
@@ -202,7 +203,13 @@ impl Replica {
     /// One sync at a time: two would do no harm, but the same work twice.
     async fn lock(&self) -> Result<Guard> {
         let key = Key::new("sync/sync.lock")?;
-        let settings = LockSettings::of(self.local().kind());
+        // A holder that died is recognised by its process, and one that is busy with a hundred thousand files
+        // is not robbed.
+        let settings = LockSettings {
+            ttl: Duration::from_secs(60),
+            heartbeat: Duration::from_secs(10),
+            ..LockSettings::of(self.local().kind())
+        };
         Lock::at(self.local(), key, &self.0.node, settings)?.acquire().await
     }
 

@@ -338,3 +338,30 @@ async fn strict_workers_and_relaxed_nodes_share_a_queue() {
         assert_eq!(keys(queue.store()).await.len(), 10, "{}", bucket.name());
     }
 }
+
+/// A node gets back what it pushed itself and lost to another, once that is gone.
+#[tokio::test]
+async fn what_was_lost_to_a_node_that_died_comes_back() {
+    for bucket in Bucket::everywhere("back") {
+        bucket.queue().await;
+        let (a, b) = (bucket.node("a").await, bucket.node("b").await);
+        push(&a.queue, "t").await;
+        a.up().await;
+        b.down().await;
+        let on_b = next(&b.queue).await;
+        b.up().await;
+        let on_a = next(&a.queue).await;
+        assert_eq!(a.up().await.lost, 1, "{}", bucket.name());
+        drop(on_a);
+        assert_eq!(a.down().await.opened, 0);
+        // Nobody tells of B's claim any more.
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let down = a.down().await;
+        assert_eq!(down.opened, 1, "{}: {down:?}", bucket.name());
+        let task = next(&a.queue).await;
+        assert!(task.attempt() > 1);
+        task.ack().await.unwrap();
+        assert_eq!(a.up().await.completed, 1, "{}", bucket.name());
+        drop(on_b);
+    }
+}
