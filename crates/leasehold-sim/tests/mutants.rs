@@ -18,8 +18,8 @@ const ELSEWHERE: [(Mutant, &str); 2] = [
 fn scenario(mutant: Mutant) -> Option<Scenario> {
     use Mutant::*;
     Some(match mutant {
-        GetThenPut | DeleteThenClaim | ZombieHeartbeat | NaiveClock | EmptyLockFile | AskToDeath
-        | CheckedThenPaused | Suspend | OtherPidNamespace => Scenario::Locks,
+        GetThenPut | DeleteThenClaim | ZombieHeartbeat | NaiveClock | EmptyLockFile
+        | AskToDeath | CheckedThenPaused | Suspend | OtherPidNamespace => Scenario::Locks,
         OwnRefusal | ConflictAsHeld | ZombieAck | GhostClaim | LateGhostPut | SameIdNewTask
         | HalfDoneDeadLetter | SplitPage | QuickButDoubled => Scenario::Queue,
         InboxOverwrite | FirstShardWrite | OutlivedLock | StragglerOverwrite | EqualTimes
