@@ -198,8 +198,8 @@ impl State {
             }
             Ask::Delete(key, version) => {
                 let there = self.objects.get(key).map(|there| &there.version);
-                let blind =
-                    self.objects.deletes_blindly || self.broken == Some(Broken::IgnoresDeleteMatch);
+                let blind = self.objects.deletes_blindly
+                    || self.objects.broken == Some(Broken::IgnoresDeleteMatch);
                 let holds = match version {
                     Some(version) => request.judged || blind || there == Some(version),
                     None => true,
@@ -233,12 +233,13 @@ impl State {
             Ask::Put(_, _, when) => matches!(when, When::Matches(_)),
             _ => true,
         };
-        self.broken == Some(broken) && conditional && !request.judged
+        self.objects.broken == Some(broken) && conditional && !request.judged
     }
 
     /// The store looks first and acts then.
     fn look_first(&mut self, request: Request) {
-        let at = self.now + self.rng.between(1000, 400_000);
+        let most = if matches!(request.ask, Ask::Delete(..)) { 3_000_000 } else { 400_000 };
+        let at = self.now + self.rng.between(1000, most);
         self.at(at, What::Arrive(Box::new(Request { judged: true, ..request })));
     }
 
@@ -320,7 +321,10 @@ impl State {
     /// Somebody leaves something unreadable.
     pub fn damage(&mut self, key: &str) {
         let Ok(key) = Key::new(key) else { return };
-        if !self.troubled {
+        // Once is enough: nobody could see that it was done twice.
+        let there = self.objects.get(&key);
+        let damaged = there.is_some_and(|there| !there.body.ends_with(b"}\n"));
+        if !self.troubled || damaged {
             return;
         }
         let body = match self.rng.chance(0.5) {

@@ -181,7 +181,6 @@ impl World {
         };
         let mut objects = Objects::default();
         objects.deletes_blindly = faults.no_conditional_delete > 0.0;
-        objects.broken = broken;
         objects.order = match (faults.unsorted > 0.0, rng.chance(0.5)) {
             (false, _) => crate::objects::Order::Bytes,
             (true, false) => crate::objects::Order::Folders,

@@ -57,6 +57,11 @@ impl Scenario {
         let life = world.state().life(observer);
         let ctx = Ctx::new(world, life);
         ctx.store.init().await.map_err(set_up)?;
+        {
+            // Only now: the store is tried out when it is made, which finds some of these.
+            let mut state = world.state();
+            state.objects.broken = state.broken;
+        }
         match self {
             Self::Locks => {
                 let locks = locks::Locks::set_up(&mut rng);

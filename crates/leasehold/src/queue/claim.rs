@@ -104,6 +104,8 @@ impl Queue {
             tenure.remove().await?;
             return Ok(Tried::Over);
         };
+        // The answer may have taken longer than the claim lasts: by now somebody else may have done it.
+        tenure.check()?;
         let version = object.meta.version;
         let task = match unit {
             Unit::Task(id) => format::Task::parse(&object.body, id, version.as_str()),
