@@ -99,8 +99,8 @@ pub enum Answer {
     Value { value: Option<Value> },
     /// The tasks are pushed.
     Pushed { tasks: Vec<String>, incarnation: Option<String> },
-    /// This task is ours.
-    Claimed { task: String, token: u64, attempt: u32 },
+    /// This task is ours, in this push of it.
+    Claimed { task: String, token: u64, push: String },
     /// It is completed, by us.
     First,
     /// It was completed before.
@@ -274,7 +274,7 @@ mod tests {
         let path = folder.path().join("log");
         let log = Log::create(&path, Env::system()).unwrap();
         let op = log.begin(Call::Claim);
-        log.end(op, Answer::Claimed { task: "t".into(), token: 7, attempt: 1 });
+        log.end(op, Answer::Claimed { task: "t".into(), token: 7, push: "i".into() });
         log.say(Said::Odd("why".into()));
         (&log.file).write_all(br#"{"at":1,"op":9,"beg"#).unwrap();
         let lines = read(&path).unwrap();

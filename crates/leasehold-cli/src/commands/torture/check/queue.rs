@@ -169,29 +169,30 @@ fn completion_of(id: &str, task: &Task<'_>, once: &mut Property) {
 }
 
 fn starts(ops: &[Op<'_>], checked: &mut Checked) {
-    // When this life learned that the task is completed; and when the first of all did.
+    // When this life learned that the push is completed; and when the first of all did. Another push of
+    // the same task is another matter: it may have been on its way when this one was completed.
     let mut seen: HashMap<(&str, &str), u64> = HashMap::new();
     let mut completed: HashMap<&str, u64> = HashMap::new();
     for op in ops {
-        if let (Call::Ack { task, .. }, Some(Answer::First | Answer::Again), Some(end)) =
+        if let (Call::Ack { task, push, .. }, Some(Answer::First | Answer::Again), Some(end)) =
             (op.call, op.answer, op.end)
             && !is_of_bundle(task)
         {
-            seen.entry((op.life, task)).and_modify(|at| *at = (*at).min(end)).or_insert(end);
-            completed.entry(task).and_modify(|at| *at = (*at).min(end)).or_insert(end);
+            seen.entry((op.life, push)).and_modify(|at| *at = (*at).min(end)).or_insert(end);
+            completed.entry(push).and_modify(|at| *at = (*at).min(end)).or_insert(end);
         }
     }
     let mut late = BTreeSet::new();
     for op in ops {
-        let Some(Answer::Claimed { task, .. }) = op.answer else { continue };
+        let Some(Answer::Claimed { task, push, .. }) = op.answer else { continue };
         checked.seen.checked += 1;
-        if let Some(at) = seen.get(&(op.life, task.as_str())).filter(|at| **at < op.begin) {
+        if let Some(at) = seen.get(&(op.life, push.as_str())).filter(|at| **at < op.begin) {
             checked.seen.broken.push(format!(
                 "{} claimed task {task} at {}, which it knew to be completed since {at}",
                 op.by(),
                 op.begin
             ));
-        } else if completed.get(task.as_str()).is_some_and(|at| *at < op.begin) {
+        } else if completed.get(push.as_str()).is_some_and(|at| *at < op.begin) {
             late.insert(task);
         }
     }

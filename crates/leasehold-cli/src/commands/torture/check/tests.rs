@@ -252,7 +252,7 @@ fn pushed() -> Answer {
     Answer::Pushed { tasks: vec!["t".into()], incarnation: Some("i".into()) }
 }
 fn claimed(token: u64) -> Answer {
-    Answer::Claimed { task: "t".into(), token, attempt: 1 }
+    Answer::Claimed { task: "t".into(), token, push: "i".into() }
 }
 fn ack(token: u64) -> Call {
     Call::Ack { task: "t".into(), token, push: "i".into() }
@@ -334,6 +334,9 @@ fn second_completions_are_found() {
 fn who_starts_what_it_saw_completed_is_found() {
     let own = vec![("a", 8, 9, Call::Claim, claimed(6))];
     assert_eq!(worked(own, vec![receipt(5)]), ["nobody starts what it saw completed"]);
+    let another = Answer::Claimed { task: "t".into(), token: 6, push: "j".into() };
+    let own = vec![("a", 8, 9, Call::Claim, another)];
+    assert_eq!(worked(own, vec![receipt(5)]), NOTHING, "another push of it");
     let others = vec![("b", 8, 9, Call::Claim, claimed(6))];
     assert_eq!(worked(others, vec![receipt(5)]), NOTHING, "allowed, and counted");
 }

@@ -115,8 +115,8 @@ async fn claim(player: &Player, worker: &Worker) -> Claimed {
     let op = player.log.begin(Call::Claim);
     match worker.next().await {
         Ok(Some(task)) => {
-            let (id, token, attempt) = (task.id().to_owned(), task.token(), task.attempt());
-            player.log.end(op, Answer::Claimed { task: id, token, attempt });
+            let (id, push) = (task.id().to_owned(), task.incarnation().to_owned());
+            player.log.end(op, Answer::Claimed { task: id, token: task.token(), push });
             Claimed::Task(Box::new(task))
         }
         Ok(None) => {
