@@ -78,7 +78,7 @@ fn killed(place: &Place) {
         node["supervisor"].as_str().unwrap().ends_with(&format!(":{}", second.pid()))
             && pids(node, "q").len() == 2
     });
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     assert!(pids(&new, "q").iter().all(|pid| !old.contains(pid)));
     assert!(old.iter().all(|pid| is_there(*pid)), "their tasks are not cut off");
     place.push("q", 2..10);
@@ -116,7 +116,7 @@ drain = "1s"
 command = "echo {} >> ran; sleep 0.02"
 "#,
     );
-    place.push("q", 0..200);
+    place.push("q", 0..100);
     for round in 0..8 {
         let mut supervisor = place.supervise(&[]);
         std::thread::sleep(Duration::from_millis(300 + round * 70));
@@ -124,10 +124,10 @@ command = "echo {} >> ran; sleep 0.02"
         supervisor.0.wait().unwrap();
     }
     let supervisor = place.supervise(&[]);
-    wait_until("all is done", || place.counts("q") == [0, 0, 200, 0]);
+    wait_until("all is done", || place.counts("q") == [0, 0, 100, 0]);
     supervisor.end();
     let mut ran = place.lines("ran");
     ran.sort();
     ran.dedup();
-    assert_eq!(ran.len(), 200);
+    assert_eq!(ran.len(), 100);
 }

@@ -173,9 +173,10 @@ impl Drop for Running {
 
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
+    // Long: other tests may have most of the machine.
+    let end = Instant::now() + Duration::from_secs(180);
     while !is_so() {
-        assert!(Instant::now() < end, "not within a minute: {what}");
+        assert!(Instant::now() < end, "not within three minutes: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

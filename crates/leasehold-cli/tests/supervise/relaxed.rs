@@ -78,19 +78,19 @@ fn a_drain_tells_the_bucket() {
     let place = far_directory();
     create(&place);
     place.ok(&["queue", "set", "q", "--sync-up", "10m", "--sync-down", "1h", "--ttl", "30m"]);
-    place.push("q", 0..10);
+    place.push("q", 0..40);
     let supervisor = place.supervise(&["--replica", "replica"]);
-    wait_until("all have run", || place.lines("ran").len() == 10);
-    assert_eq!(place.counts("q")[2], 0, "the bucket does not know yet");
+    wait_until("all have run", || place.lines("ran").len() == 40);
+    assert!(place.counts("q")[2] < 40, "the bucket has heard of the first ones at most");
     supervisor.end();
-    assert_eq!(place.counts("q"), [0, 0, 10, 0]);
+    assert_eq!(place.counts("q"), [0, 0, 40, 0]);
 }
 
 /// Supervisors killed in the middle of a sync, again and again: each task has one receipt, none is left
 /// and none comes back.
 fn killed_in_the_middle(place: &Place) {
     create(place);
-    place.push("q", 0..150);
+    place.push("q", 0..100);
     for round in 0..8 {
         let mut supervisor = place.supervise(&["--replica", "replica"]);
         std::thread::sleep(Duration::from_millis(500 + round * 130));
@@ -98,15 +98,15 @@ fn killed_in_the_middle(place: &Place) {
         supervisor.0.wait().unwrap();
     }
     let supervisor = place.supervise(&["--replica", "replica"]);
-    wait_until("all is done", || place.counts("q") == [0, 0, 150, 0]);
+    wait_until("all is done", || place.counts("q") == [0, 0, 100, 0]);
     // It stays so: nothing comes back with the next syncs.
     std::thread::sleep(Duration::from_secs(4));
-    assert_eq!(place.counts("q"), [0, 0, 150, 0]);
+    assert_eq!(place.counts("q"), [0, 0, 100, 0]);
     supervisor.end();
     let mut ran = place.lines("ran");
     ran.sort();
     ran.dedup();
-    assert_eq!(ran.len(), 150);
+    assert_eq!(ran.len(), 100);
 }
 
 #[test]
