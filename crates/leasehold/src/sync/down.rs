@@ -7,14 +7,14 @@
 //! What was seen is written down at the end. A crash before that costs the next sync a look at the
 //! replica for each task, and no request.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 
 use futures::StreamExt as _;
 use leasehold_protocol::cas::{Version, When};
-use leasehold_protocol::format::outbox::{Entry, Known, state_hash, unit_hash};
+use leasehold_protocol::format::outbox::{Entry, Known, unit_hash};
 use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
-use leasehold_protocol::lease::{self as lease_decide, Holder, SLACK};
+use leasehold_protocol::lease::{self as lease_decide, Holder};
 use leasehold_protocol::queue::{Claim, History, claim};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::sync::{self as decide, Asked, Bring, LeaseThere, LocalLease, Missing};
@@ -22,10 +22,11 @@ use serde::Serialize;
 
 use super::state::State;
 use super::up::incarnation;
+use super::walk::{Shown, Walk};
 use super::{AT_A_TIME, Pair, Replica, local_units};
-use crate::queue::{Mode, Queue, wrote};
+use crate::queue::{Mode, wrote};
 use crate::store::meter::Usage;
-use crate::store::{Detail, List, Page, Write};
+use crate::store::{List, Write};
 use crate::{Error, Key, Result, StoreTime};
 
 /// What a sync down did.
@@ -51,91 +52,6 @@ pub struct Down {
     pub troubled: u64,
     /// What it took.
     pub usage: Usage,
-}
-
-/// What the bucket's listing shows of a task or bundle.
-#[derive(Debug)]
-struct Shown {
-    unit: Unit,
-    work: Option<Version>,
-    lease: Option<(Version, LeaseThere)>,
-}
-
-impl Shown {
-    fn lease_there(&self) -> LeaseThere {
-        self.lease.as_ref().map_or(LeaseThere::None, |(_, standing)| *standing)
-    }
-
-    /// What stands for this state. How often a living lease was renewed makes no difference.
-    fn state(&self, work: &Version) -> u64 {
-        let lease = match &self.lease {
-            None => "free".to_owned(),
-            Some((_, LeaseThere::Old)) => {
-                let version = self.lease.as_ref().map_or("", |(version, _)| version.as_str());
-                format!("old {version}")
-            }
-            Some(_) => "young".to_owned(),
-        };
-        state_hash(work.as_str(), &lease)
-    }
-}
-
-/// All that the bucket has under some prefixes, page by page.
-struct Walk<'a> {
-    there: &'a Queue,
-    prefixes: VecDeque<String>,
-    listing: Option<crate::store::Listing>,
-    /// The last of a page: its other half may be on the next one (FIELD.md row 24).
-    last: Option<Shown>,
-}
-
-impl<'a> Walk<'a> {
-    fn new(there: &'a Queue, prefixes: Vec<String>) -> Self {
-        Self { there, prefixes: prefixes.into(), listing: None, last: None }
-    }
-
-    async fn next(&mut self) -> Result<Option<Vec<Shown>>> {
-        loop {
-            if self.listing.is_none() {
-                let Some(prefix) = self.prefixes.pop_front() else {
-                    return Ok(self.last.take().map(|last| vec![last]));
-                };
-                let list = List::prefix(prefix)?.detail(Detail::Version);
-                self.listing = Some(self.there.store().list(list));
-            }
-            let Some(listing) = &mut self.listing else { continue };
-            match listing.next_page().await? {
-                Some(page) => return Ok(Some(self.take(page))),
-                None => self.listing = None,
-            }
-        }
-    }
-
-    fn take(&mut self, page: Page) -> Vec<Shown> {
-        let ttl = self.there.settings().ttl.saturating_add(SLACK);
-        let mut shown: Vec<Shown> = self.last.take().into_iter().collect();
-        for entry in page.entries {
-            let Some((unit, part)) = self.there.keys().parse_part(entry.key.as_str()) else {
-                continue;
-            };
-            let Some(version) = entry.version else { continue };
-            if shown.last().is_none_or(|last| last.unit != unit) {
-                shown.push(Shown { unit, work: None, lease: None });
-            }
-            let Some(last) = shown.last_mut() else { continue };
-            match part {
-                Part::Work => last.work = Some(version),
-                Part::Lease => {
-                    let old =
-                        page.now.zip(entry.modified).is_some_and(|(now, at)| now.since(at) >= ttl);
-                    let standing = if old { LeaseThere::Old } else { LeaseThere::Young };
-                    last.lease = Some((version, standing));
-                }
-            }
-        }
-        self.last = shown.pop();
-        shown
-    }
 }
 
 /// Which parts of the queue are listed.

@@ -32,6 +32,7 @@ pub(crate) mod outbox;
 mod run;
 mod state;
 mod up;
+mod walk;
 
 use std::sync::Arc;
 use std::time::Duration;
