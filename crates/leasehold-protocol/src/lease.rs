@@ -205,9 +205,12 @@ pub fn acquire(
     nonce: Nonce,
 ) -> Change {
     let before = seen.and_then(|seen| seen.record.as_ref().ok());
+    // A damaged record hides its token, which may be of this very second.
+    let hidden = seen.is_some_and(|seen| seen.record.is_err());
+    let from = if hidden { now.plus(SLACK) } else { now };
     let token = match before.and_then(|lease| lease.token) {
         Some(token) => token.max(floor).saturating_add(1),
-        None => (now.as_micros().max(1) as u64).min(MAX_TOKEN / 2).max(floor.saturating_add(1)),
+        None => (from.as_micros().max(1) as u64).min(MAX_TOKEN / 2).max(floor.saturating_add(1)),
     };
     let lease = Lease {
         holder: holder.name.to_owned(),

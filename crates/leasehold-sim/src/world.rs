@@ -153,6 +153,8 @@ pub struct State {
     pub storm_until: Micros,
     /// A promise that the store breaks.
     pub broken: Option<Broken>,
+    /// Keys of which somebody has emptied the object.
+    pub emptied: std::collections::BTreeSet<String>,
     /// How long a node stops at most.
     pub longest_stall: Micros,
     /// How many keys a page of a listing has at most.
@@ -196,6 +198,7 @@ impl World {
             troubled: false,
             storm_until: 0,
             broken,
+            emptied: std::collections::BTreeSet::new(),
             longest_stall: 60_000_000,
             page,
             nodes: Vec::new(),

@@ -4,7 +4,7 @@ use leasehold_sim::faults::Broken;
 use leasehold_sim::{Options, hunt};
 
 /// Within this many seeds.
-const SEEDS: u64 = 400;
+const SEEDS: u64 = 3000;
 
 #[test]
 fn every_broken_store_is_caught() {

@@ -291,7 +291,8 @@ impl QueueCheck {
             Acked::First if std::mem::replace(&mut push.first, true) => {
                 Err("two were told to be the first".to_owned())
             }
-            Acked::Again if ours => {
+            // Unless another job of the same worker was told so, of a task that came back.
+            Acked::Again if ours && !push.first => {
                 Err(format!("{worker} was told that somebody else completed what it had completed"))
             }
             _ => Ok(()),
