@@ -7,6 +7,7 @@
 mod bad_input;
 mod crashes;
 mod drain;
+mod idle;
 mod nodes;
 mod plan;
 mod relaxed;
