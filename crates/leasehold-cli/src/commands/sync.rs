@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::settings::format_duration;
 use leasehold::sync::{Plan, Replica, Status};
-use leasehold::{Error, ErrorKind, Store, host};
+use leasehold::{Error, ErrorKind, Store};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -18,8 +18,8 @@ use crate::{config, render};
 pub async fn replica(args: &Args, store: &Store) -> anyhow::Result<Option<Replica>> {
     match config::replica(args)? {
         Some(connect) => {
-            let replica = Replica::open(&connect.open()?, store, &host::host_name()).await?;
-            Ok(Some(replica))
+            let node = config::node_name(args, None)?;
+            Ok(Some(Replica::open(&connect.open()?, store, &node).await?))
         }
         None => Ok(None),
     }
