@@ -405,8 +405,7 @@ async fn a_shard_that_was_not_named_is_named_later() {
     assert_eq!(index.package().shards, [Shard::of(KEY, Width::USUAL)]);
 }
 
-/// A directory whose flat inbox was empty for a while is not asked for single files any more; one that is
-/// dropped is seen all the same, at once, whatever its name.
+/// A file that is dropped into a flat inbox that was empty for a while is seen at once, whatever its name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_dropped_into_an_empty_flat_inbox_is_seen_at_once() {
     use leasehold::store::{Connect, StoreUrl};

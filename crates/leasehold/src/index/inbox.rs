@@ -8,9 +8,9 @@ use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::{KeyHash, Shard};
 
-use super::cache::{CachedInbox, KnownFlat};
+use super::cache::CachedInbox;
 use super::{Index, Inner};
-use crate::store::large::{SMALL, Stamp};
+use crate::store::large::SMALL;
 use crate::store::{Detail, Kind, List, Object, PAGE};
 use crate::{Key, Result, StoreTime};
 
@@ -100,32 +100,6 @@ impl Index {
         let flat = self.known().package.flat_inbox;
         let listing = flat.then(|| self.0.store.list(list));
         Ok(FlatFiles { index: self.clone(), listing, waiting: BTreeMap::new() })
-    }
-
-    /// Whether it is known that the flat inbox holds no file of a plain name, without asking for one: the
-    /// folder is as it was when it held none.
-    pub(super) async fn flat_is_empty(&self) -> Result<bool> {
-        let (store, cache) = (&self.0.store, &self.0.cache);
-        let folder = self.0.layout.base().trim_end_matches('/');
-        let known = cache.flat();
-        let stamp = match known {
-            KnownFlat::Perhaps { later: 1.. } => return Ok(false),
-            _ => store.stamp(folder),
-        };
-        // A folder that has just changed will change again: then a look at the one file is cheaper.
-        let Some(stamp @ Stamp::Present { settled: true, .. }) = stamp else { return Ok(false) };
-        if let KnownFlat::None { stamp: before } = known
-            && stamp.confirms(&before)
-        {
-            return Ok(true);
-        }
-        let mut files = self.flat_files()?;
-        let is_empty = files.next(1).await?.is_none_or(|files| files.is_empty());
-        cache.keep_flat(match is_empty {
-            true => KnownFlat::None { stamp },
-            false => KnownFlat::Perhaps { later: 1000 },
-        });
-        Ok(is_empty)
     }
 
     /// The shard that a file of the flat inbox belongs to by its name.

@@ -171,11 +171,6 @@ impl Index {
     }
 
     async fn flat_body(&self, key: &str) -> Result<Option<Bytes>> {
-        // Long names are cut into folders, which change without the flat inbox' own folder changing.
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-        if key.len() < 128 && key.bytes().all(plain) && self.flat_is_empty().await? {
-            return Ok(None);
-        }
         if self.0.store.stamp(&self.0.layout.flat_text(key)) == Some(Stamp::Absent) {
             return Ok(None);
         }
