@@ -222,11 +222,13 @@ impl Records {
             let pass = index.compact_with(&options).await;
             let pass = pass.and_then(leasehold::index::Pass::into_result);
             pass.map_err(|error| format!("compact: {error}"))?;
-            let state = world.state();
-            if state.check.index.as_ref().is_none_or(|check| check.leftovers(&state).is_none()) {
+            let left = {
+                let state = world.state();
+                state.check.index.as_ref().and_then(|check| check.leftovers(&state))
+            };
+            if left.is_none() {
                 break;
             }
-            drop(state);
             world.sleep(Duration::from_secs(10)).await;
         }
         let verified = index.verify().await.map_err(|error| format!("verify: {error}"))?;
