@@ -1,5 +1,6 @@
 //! What can be asked.
 
+pub mod fleet;
 pub mod index;
 
 use std::ffi::OsString;
@@ -11,6 +12,9 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 use crate::exit;
 
 pub mod queue;
+pub mod sync;
+#[cfg(feature = "torture")]
+pub mod torture;
 
 /// Locks, a work queue and a shared index on nothing but a bucket or a plain directory.
 #[derive(Debug, Parser)]
@@ -35,6 +39,10 @@ pub struct Args {
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub quiet: bool,
 
+    /// What a supervisor tells its processes: for which node they work
+    #[arg(long, global = true, hide = true, value_name = "NODE")]
+    pub supervised: Option<String>,
+
     #[command(subcommand)]
     pub command: Command,
 }
@@ -47,6 +55,11 @@ pub struct StoreArgs {
     /// [env: LEASEHOLD_STORE, else leasehold.toml, else ./.leasehold]
     #[arg(long, global = true, value_name = "URL")]
     pub store: Option<String>,
+
+    /// This node's replica: a directory in which relaxed queues are worked on, also offline
+    /// [env: LEASEHOLD_REPLICA, else leasehold.toml]
+    #[arg(long, global = true, value_name = "DIR", hide_short_help = true)]
+    pub replica: Option<PathBuf>,
 
     /// The configuration file [env: LEASEHOLD_CONFIG, else leasehold.toml here or in a folder above]
     #[arg(long, global = true, value_name = "FILE")]
@@ -80,6 +93,10 @@ pub struct StoreArgs {
     #[arg(long, global = true, value_name = "N", hide_short_help = true)]
     pub connections: Option<usize>,
 
+    /// How many requests to send in a minute at most: those beyond it wait
+    #[arg(long, global = true, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub requests_per_minute: Option<u32>,
+
     /// Use a directory on a network file system, although it is not safe between machines
     #[arg(long, global = true, hide_short_help = true)]
     pub force_network_fs: bool,
@@ -88,7 +105,7 @@ pub struct StoreArgs {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Watch processes race for objects, and share a queue, in a temporary directory
+    /// Watch a small fleet at work in a temporary directory: under a minute, and all of it real
     Demo(Demo),
     /// Find out whether a store is safe to use
     Doctor {
@@ -110,6 +127,18 @@ pub enum Command {
     /// Keep records, find them by key, ask about them in SQL
     #[command(subcommand)]
     Index(index::IndexCommand),
+    /// Bring this node's replica and the bucket into step, for relaxed queues
+    Sync(sync::Sync),
+    /// Run this node's workers and compilers, as the fleet's plan says
+    Supervise(fleet::Supervise),
+    /// Say what each node runs
+    #[command(subcommand)]
+    Fleet(fleet::FleetCommand),
+    /// Show how the nodes of the fleet are doing
+    Nodes(fleet::Nodes),
+    /// Kill and stop processes that share a store, spoil its answers, and check what they were told
+    #[cfg(feature = "torture")]
+    Torture(torture::Torture),
     /// Make the store now instead of at the first write
     Init,
     /// List keys
@@ -138,20 +167,25 @@ pub enum Command {
     /// A racing process of `demo`
     #[command(hide = true)]
     DemoWorker(DemoWorker),
-    /// A worker of `demo`'s queue
+    /// A process of `torture`
+    #[cfg(feature = "torture")]
     #[command(hide = true)]
-    DemoQueue(DemoQueue),
+    TorturePlayer(torture::TorturePlayer),
 }
 
 #[derive(Debug, ClapArgs)]
 pub struct Demo {
-    /// How many processes race
-    #[arg(short = 'j', long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub workers: u32,
+    /// Another demonstration: processes race for the same objects, and for one counter
+    #[arg(long)]
+    pub race: bool,
 
-    /// How many objects they race for
-    #[arg(short = 'n', long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub objects: u32,
+    /// How many workers, or racing processes [default: 3, or 8]
+    #[arg(short = 'j', long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub workers: Option<u32>,
+
+    /// How many tasks, or objects to race for [default: 200, or 5000]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub number: Option<u32>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -160,12 +194,6 @@ pub struct DemoWorker {
     pub id: u32,
     pub objects: u32,
     pub swaps: u32,
-}
-
-#[derive(Debug, ClapArgs)]
-pub struct DemoQueue {
-    pub dir: PathBuf,
-    pub id: u32,
 }
 
 /// Which lock.

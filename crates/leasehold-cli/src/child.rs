@@ -83,6 +83,16 @@ pub fn entry() -> Option<ExitCode> {
     None
 }
 
+/// This very program, to be started again: where it was installed, so that an upgrade takes effect,
+/// or else what is running, if an upgrade has just removed that.
+pub fn own_program() -> std::io::Result<std::path::PathBuf> {
+    let installed = std::env::current_exe()?;
+    match cfg!(target_os = "linux") && !installed.exists() {
+        true => Ok("/proc/self/exe".into()),
+        false => Ok(installed),
+    }
+}
+
 /// Whether the program shares a terminal with us, which sends it what is typed there.
 pub fn on_terminal() -> bool {
     std::io::IsTerminal::is_terminal(&std::io::stdin())
@@ -159,7 +169,7 @@ impl Filter {
         command: &[OsString],
         variables: impl IntoIterator<Item = (&'static str, String)>,
     ) -> anyhow::Result<Self> {
-        let mut shim = std::process::Command::new(std::env::current_exe()?);
+        let mut shim = std::process::Command::new(own_program()?);
         shim.arg(SHIM).arg(std::process::id().to_string()).args(command).envs(variables);
         if !on_terminal() {
             shim.process_group(0);
@@ -206,7 +216,7 @@ impl Warden {
     /// Starts it.
     pub fn start() -> anyhow::Result<Self> {
         let (read, pipe) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let mut warden = std::process::Command::new(std::env::current_exe()?);
+        let mut warden = std::process::Command::new(own_program()?);
         // Signals to our group are not for it: it must not end before the others.
         warden.arg(WARDEN).process_group(0);
         warden.stdin(read).stdout(Stdio::null()).stderr(Stdio::null());
@@ -260,7 +270,7 @@ impl Running {
         // The reading end, and only that, goes to the sitter. Writing never waits for it.
         rustix::io::fcntl_setfd(&read, rustix::io::FdFlags::empty())?;
         rustix::io::ioctl_fionbio(&write, true)?;
-        let mut sitter = std::process::Command::new(std::env::current_exe()?);
+        let mut sitter = std::process::Command::new(own_program()?);
         sitter.arg(if is_task { TASK_SITTER } else { SITTER });
         sitter.arg(read.as_raw_fd().to_string()).args(command).envs(variables);
         sitter.stdin(stdio()).stdout(stdio()).stderr(stdio());
@@ -369,7 +379,7 @@ fn sit(pipe: &str, command: Vec<OsString>, is_task: bool) -> anyhow::Result<u8> 
         // Processes whose parents die become ours, and can be killed with the rest.
         #[cfg(target_os = "linux")]
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
-        let mut program = std::process::Command::new(std::env::current_exe()?);
+        let mut program = std::process::Command::new(own_program()?);
         program.arg(SHIM).arg(std::process::id().to_string()).args(&command);
         // On a terminal the program stays in the foreground group, or it could not read from it.
         let own_group = !on_terminal();

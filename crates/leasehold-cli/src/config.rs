@@ -21,6 +21,8 @@ const DEFAULT_STORE: &str = "./.leasehold";
 struct Config {
     /// The store's URL. A path is relative to the file.
     store: Option<String>,
+    /// This node's replica: a directory. A path is relative to the file.
+    replica: Option<PathBuf>,
     /// How to talk to it.
     connection: StoreSettings,
     /// Where a bucket is and who we are there.
@@ -29,6 +31,37 @@ struct Config {
     force_network_fs: bool,
     /// How locks are acquired and kept.
     lock: LockConfig,
+    /// This node's name in the fleet.
+    node: Option<String>,
+    /// Where a node keeps what it must remember. A path is relative to the file.
+    state: Option<PathBuf>,
+}
+
+/// This node's name: flag, environment, file, else the host's.
+pub fn node_name(args: &Args, flag: Option<&str>) -> anyhow::Result<String> {
+    let (config, _) = read_config(config_file(args).as_deref())?;
+    let name = flag.map(str::to_owned).or_else(|| variable("LEASEHOLD_NODE")).or(config.node);
+    let name = name.unwrap_or_else(leasehold::host::host_name);
+    match name.is_empty() {
+        true => Err(Error::new(ErrorKind::Invalid, "a node needs a name (--node)").into()),
+        false => Ok(name),
+    }
+}
+
+/// Where this node keeps what it must remember: flag, environment, file, else where the system keeps
+/// such things.
+pub fn state_folder(args: &Args, flag: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let (config, folder) = read_config(config_file(args).as_deref())?;
+    let path = |name: &str| variable(name).map(PathBuf::from);
+    let below = |base: PathBuf, rest: &str| base.join(rest);
+    flag.map(Path::to_owned)
+        .or_else(|| path("LEASEHOLD_STATE"))
+        .or_else(|| config.state.map(|state| folder.join(state)))
+        // Of a service.
+        .or_else(|| path("STATE_DIRECTORY"))
+        .or_else(|| path("XDG_STATE_HOME").map(|base| below(base, "leasehold")))
+        .or_else(|| path("HOME").map(|base| below(base, ".local/state/leasehold")))
+        .context("where to keep this node's state? Say --state")
 }
 
 /// `[lock]` in `leasehold.toml`. What is not given is what suits the store.
@@ -90,9 +123,26 @@ pub fn connect(args: &Args) -> anyhow::Result<Connect> {
     if let Some(connections) = args.store.connections {
         connect.settings.connections = connections;
     }
+    if let Some(limit) = args.store.requests_per_minute {
+        connect.settings.requests_per_minute = Some(limit);
+    }
     connect.force_network_fs = args.store.force_network_fs || config.force_network_fs;
     connect.cloud = cloud_options(args, config.cloud, &connect.url);
     Ok(connect)
+}
+
+/// Everything that it takes to open this node's replica, if it has one.
+pub fn replica(args: &Args) -> anyhow::Result<Option<Connect>> {
+    let (config, folder) = read_config(config_file(args).as_deref())?;
+    let given = args.store.replica.clone();
+    let path = given
+        .or_else(|| variable("LEASEHOLD_REPLICA").map(PathBuf::from))
+        .or_else(|| config.replica.map(|path| folder.join(path)));
+    Ok(path.map(|path| {
+        let mut connect = Connect::new(StoreUrl::Directory(path));
+        connect.force_network_fs = args.store.force_network_fs || config.force_network_fs;
+        connect
+    }))
 }
 
 /// A variable of the environment. An empty one is as good as none.
@@ -185,6 +235,8 @@ fn region_in(config: &str, profile: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -194,5 +246,28 @@ mod tests {
         assert_eq!(region_in(config, "default").as_deref(), Some("eu-west-1"));
         assert_eq!(region_in(config, "ci").as_deref(), Some("us-east-2"));
         assert_eq!(region_in(config, "other"), None);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever stands in the file, it is read or refused.
+        #[test]
+        fn no_configuration_panics(
+            pieces in prop::collection::vec(prop::sample::select(vec![
+                "store", "connection", "cloud", "lock", "ttl", "attempts", "request_timeout", "[", "]",
+                "=", ".", "\"", "\n", " ", "30s", "-1", "99999999999999999999", "true", "{", "}", "#", "ü",
+                "[connection]\n", "[lock]\n", "store = \"s3://b/p\"\n", "attempts = 4\n", "ttl = \"9d\"\n",
+            ]), 0..14),
+        ) {
+            let text = pieces.concat();
+            if let Ok(config) = toml::from_str::<Config>(&text) {
+                let _ = config.connection.checked();
+                let _ = config.store.map(|url| url.parse::<StoreUrl>());
+                let _ = config.lock.ttl.map(|ttl| leasehold::settings::parse_duration(&ttl));
+            }
+            let _ = region_in(&text, "default");
+            let _ = text.parse::<StoreUrl>();
+        }
     }
 }

@@ -9,12 +9,13 @@ mod commands;
 mod config;
 mod exit;
 mod render;
+mod supervised;
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, fleet};
 use crate::exit::{Ending, Exit};
 
 fn main() -> ExitCode {
@@ -48,8 +49,19 @@ fn run(args: &Args) -> anyhow::Result<Ending> {
         Command::DemoWorker(worker) => {
             runtime(1)?.block_on(commands::demo::race::worker(worker)).map(Ending::from)
         }
-        Command::DemoQueue(worker) => {
-            runtime(1)?.block_on(commands::demo::queue::worker(worker)).map(Ending::from)
+        Command::Supervise(supervise) if supervise.print_unit => {
+            commands::supervise::print_unit(args, supervise).map(Ending::from)
+        }
+        Command::Fleet(fleet::FleetCommand::Check { file }) => {
+            commands::fleet::check(args, file).map(Ending::from)
+        }
+        #[cfg(feature = "torture")]
+        Command::Torture(torture) => {
+            runtime(4)?.block_on(commands::torture::run(args, torture)).map(Ending::from)
+        }
+        #[cfg(feature = "torture")]
+        Command::TorturePlayer(player) => {
+            runtime(1)?.block_on(commands::torture::player::run(args, player)).map(Ending::from)
         }
         // The doctor wants to be in many places at once.
         Command::Doctor { .. } => runtime(4)?.block_on(with_store(args)),
@@ -96,8 +108,13 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
         | Command::Pad(_)
         | Command::Queue(_)
         | Command::Index(_)
-        | Command::DemoWorker(_)
-        | Command::DemoQueue(_) => unreachable!("handled before"),
+        | Command::Supervise(_)
+        | Command::Fleet(_)
+        | Command::Nodes(_)
+        | Command::Sync(_)
+        | Command::DemoWorker(_) => unreachable!("handled before"),
+        #[cfg(feature = "torture")]
+        Command::Torture(_) | Command::TorturePlayer(_) => unreachable!("handled before"),
     };
     finish(args, &store, outcome.map(Ending::from))
 }
@@ -110,6 +127,10 @@ async fn run_locked(args: &Args, store: &leasehold::Store) -> Option<anyhow::Res
         Command::Pad(pad) => commands::pad::run(args, store, pad).await,
         Command::Queue(queue) => commands::queue::run(args, store, queue).await,
         Command::Index(index) => commands::index::run(args, store, index).await,
+        Command::Supervise(supervise) => commands::supervise::run(args, store, supervise).await,
+        Command::Fleet(fleet) => commands::fleet::run(args, store, fleet).await,
+        Command::Nodes(nodes) => commands::nodes::run(args, store, nodes).await,
+        Command::Sync(sync) => commands::sync::run(args, store, sync).await,
         _ => return None,
     })
 }

@@ -11,7 +11,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -107,27 +107,41 @@ impl Race {
         let full = std::env::var_os("LEASEHOLD_FULL").is_some();
         let end = Instant::now() + Duration::from_secs(if full { seconds * 10 } else { seconds });
         place.must(&["index", "create", "race", "-f", "key", "-f", "n:integer"]);
+        // On a busy machine it takes longer until enough has happened to speak of a race.
+        let limit = end + Duration::from_secs(120);
         let counter = Arc::new(AtomicU64::new(1));
         // The latest record of each key that a writer was told to be there.
         let expected: Arc<Mutex<HashMap<String, u64>>> = Arc::default();
+        let enough = Arc::new(AtomicBool::new(false));
+        let killed = Arc::new(AtomicU64::new(0));
+        let goes_on = {
+            let (expected, enough, killed) = (expected.clone(), enough.clone(), killed.clone());
+            move || {
+                let now = Instant::now();
+                let few = expected.lock().unwrap().len() <= 50 || killed.load(SeqCst) <= 4;
+                let on = now < end || (few && now < limit && !enough.load(SeqCst));
+                enough.fetch_or(!on, SeqCst);
+                on
+            }
+        };
         let mut threads = Vec::new();
         for writer in 0..writers {
             let (place, counter, expected) = (place.clone(), counter.clone(), expected.clone());
+            let goes_on = goes_on.clone();
             threads.push(std::thread::spawn(move || {
-                while Instant::now() < end {
+                while goes_on() {
                     write_some(&place, inbox, writer, writers, &counter, &expected);
                 }
             }));
         }
-        let killed = Arc::new(AtomicU64::new(0));
         for _ in 0..compilers {
-            let (place, killed) = (place.clone(), killed.clone());
+            let (place, killed, goes_on) = (place.clone(), killed.clone(), goes_on.clone());
             threads.push(std::thread::spawn(move || {
-                while Instant::now() < end {
+                while goes_on() {
                     let mut compiler = compiler(&place, lock);
                     let life =
                         Duration::from_millis(20 + random(if random(4) == 0 { 2000 } else { 300 }));
-                    std::thread::sleep(life.min(end.saturating_duration_since(Instant::now())));
+                    std::thread::sleep(life);
                     compiler.kill().unwrap();
                     compiler.wait().unwrap();
                     killed.fetch_add(1, SeqCst);

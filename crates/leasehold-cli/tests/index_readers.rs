@@ -173,3 +173,81 @@ fn frictionless_finds_nothing_wrong() {
         }
     }
 }
+
+/// Deletions without what records must have, and shards that purging left empty, are valid to others too.
+#[test]
+fn deletions_and_empty_shards_are_valid() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let create = ["index", "create", "sites", "-f", "id", "-f", "name:string!", "-f", "n:integer!"];
+    leasehold(folder, &create, "");
+    leasehold(folder, &["index", "put", "sites", "id=a", "name=x", "n=1"], "");
+    leasehold(folder, &["index", "put", "sites", "id=b", "name=y", "n=2"], "");
+    leasehold(folder, &["index", "compact", "sites"], "");
+    leasehold(folder, &["index", "delete", "sites", "a"], "");
+    leasehold(folder, &["index", "compact", "sites"], "");
+    let package = folder.join(".leasehold/indexes/sites/datapackage.json");
+    let script = format!(
+        "import json, frictionless\n\
+         r = frictionless.Package({path:?}).validate()\n\
+         print(json.dumps([e.message for t in r.tasks for e in t.errors] + [e.message for e in r.errors]))",
+        path = package.display().to_string()
+    );
+    assert_eq!(python(folder, &script).trim(), "[]");
+    leasehold(folder, &["index", "purge", "sites", "--older-than", "0s", "--force"], "");
+    let shards = folder.join(".leasehold/indexes/sites/shards");
+    let empty = |file: std::io::Result<std::fs::DirEntry>| {
+        let file = file.unwrap();
+        file.path().extension().is_some_and(|e| e == "usv") && file.metadata().unwrap().len() == 0
+    };
+    assert_eq!(shards.read_dir().unwrap().filter_map(|file| empty(file).then_some(())).count(), 1);
+    assert_eq!(python(folder, &script).trim(), "[]");
+    let view = leasehold(folder, &["index", "duckdb", "sites"], "");
+    std::fs::write(folder.join("view.sql"), view).unwrap();
+    let theirs = python(
+        folder,
+        "import duckdb\nc = duckdb.connect(); c.execute(open('view.sql').read())\n\
+         print(c.execute('select id, name, n from sites').fetchall())",
+    );
+    assert_eq!(theirs.trim(), "[('b', 'y', 2)]");
+}
+
+/// Records with the same time: DuckDB takes the same one as we do.
+#[test]
+fn duckdb_decides_between_equal_times_as_we_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    leasehold(
+        folder,
+        &["index", "create", "sites", "-f", "id", "-f", "name", "-f", "n:integer"],
+        "",
+    );
+    let mut input = String::new();
+    for n in 0..60_u32 {
+        // Several records of each key, in any order; one has an empty name.
+        let name = ["b", "a", "", "c\u{1f}", "é"][(n * 7 % 5) as usize];
+        let (id, n) = (n % 9, n * 31 % 17);
+        let at = "2024-02-15T10:30:05.000000Z";
+        let record = json!({"id": id.to_string(), "name": name, "n": n, "updated_at": at});
+        input.push_str(&format!("{record}\n"));
+    }
+    leasehold(folder, &["index", "import", "sites"], &input);
+    let view = leasehold(folder, &["index", "duckdb", "sites"], "");
+    std::fs::write(folder.join("view.sql"), view).unwrap();
+    let theirs = python(
+        folder,
+        "import duckdb, json\nc = duckdb.connect(); c.execute(open('view.sql').read())\n\
+         for r in c.execute('select id, name, n from sites order by id').fetchall(): print(json.dumps(r))",
+    );
+    let theirs: Vec<Value> =
+        theirs.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let sql = "select id, name, n from sites order by id";
+    let ours = leasehold(folder, &["index", "query", sql, "--format", "jsonl"], "");
+    let ours: Vec<Value> = ours
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .map(|row| json!([row["id"], row["name"], row["n"]]))
+        .collect();
+    assert_eq!(theirs, ours);
+    assert_eq!(ours.len(), 9);
+}

@@ -9,9 +9,24 @@ use std::time::Duration;
 
 const BIN: &str = env!("CARGO_BIN_EXE_leasehold");
 
+/// What the tour shows is measured, and it says itself whether it is as promised.
 #[test]
-fn the_demo_is_true() {
-    let done = Command::new(BIN).args(["demo", "-n", "600", "-j", "6", "--json"]).output().unwrap();
+fn the_tour_is_true() {
+    let done = Command::new(BIN).args(["demo", "-n", "60", "--json"]).output().unwrap();
+    let out = String::from_utf8(done.stdout).unwrap();
+    assert!(done.status.success(), "{out}{}", String::from_utf8_lossy(&done.stderr));
+    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+    for (name, expected) in [("tasks", 61), ("receipts", 61), ("records", 61), ("taken_over", 1)] {
+        assert_eq!(told[name], expected, "{name}: {out}");
+    }
+    assert_eq!((&told["correct"], &told["kept"]), (&true.into(), &3.into()), "{out}");
+    assert!(told["takeover_ms"].as_u64().unwrap() < 20_000, "its ttl is 30 s: {out}");
+}
+
+#[test]
+fn the_race_is_true() {
+    let words = ["demo", "--race", "-n", "600", "-j", "6", "--json"];
+    let done = Command::new(BIN).args(words).output().unwrap();
     let out = String::from_utf8(done.stdout).unwrap();
     assert!(done.status.success(), "{out}{}", String::from_utf8_lossy(&done.stderr));
     assert!(out.contains(r#""correct":true"#) && out.contains(r#""objects":600"#), "{out}");

@@ -18,6 +18,7 @@
 //!
 //! The lease only saves work that would be done twice. The condition keeps the data.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::cas::{Version, When};
@@ -26,6 +27,7 @@ use crate::format::statistics::Counts;
 use crate::format::usv;
 use crate::merge::{Claim, Digest};
 use crate::mutant::{self, Mutant};
+use crate::shard::{KeyHash, Shard};
 
 #[cfg(test)]
 mod tests;
@@ -73,10 +75,12 @@ pub struct Merger {
     schema: Arc<Schema>,
     mode: Mode,
     purge_before: Option<i64>,
+    shard: Option<Shard>,
     last_key: Vec<u8>,
     canonical: Vec<u8>,
     tally: Tally,
     bad: Vec<Bad>,
+    strays: BTreeMap<Shard, Vec<u8>>,
 }
 
 /// What merging did.
@@ -102,8 +106,8 @@ pub struct Tally {
 impl Tally {
     /// Whether the shard is another one now.
     pub fn changed(&self) -> bool {
-        let Counts { inserted, replaced, purged, .. } = self.counts;
-        inserted + replaced + purged + self.respelled > 0
+        let Counts { inserted, replaced, purged, moved, .. } = self.counts;
+        inserted + replaced + purged + moved + self.respelled > 0
     }
 }
 
@@ -117,11 +121,21 @@ impl Merger {
             schema,
             mode,
             purge_before,
+            shard: None,
             last_key: Vec::new(),
             canonical: Vec::new(),
             tally: Tally { before, ..Tally::default() },
             bad: Vec::new(),
+            strays: BTreeMap::new(),
         }
+    }
+
+    /// Takes rows out that belong to other shards, where each row is read. A client that does not
+    /// normalise keys puts them where nobody looks for them.
+    #[must_use]
+    pub fn of_shard(mut self, shard: Shard) -> Self {
+        self.shard = Some(shard);
+        self
     }
 
     /// What was done so far.
@@ -132,6 +146,12 @@ impl Merger {
     /// The rows that could not be read since this was last asked.
     pub fn take_bad(&mut self) -> Vec<Bad> {
         std::mem::take(&mut self.bad)
+    }
+
+    /// The rows of other shards that were taken out since this was last asked. They must be in the
+    /// inboxes there before this shard is published.
+    pub fn take_strays(&mut self) -> BTreeMap<Shard, Vec<u8>> {
+        std::mem::take(&mut self.strays)
     }
 
     /// Merges these complete rows of the shard and the records up to them into `out`, until that has
@@ -213,6 +233,10 @@ impl Merger {
             let Some(key_len) = self.read(row, &mut canonical) else { continue };
             // The order is that of the one spelling.
             let key = &canonical[..key_len];
+            if let Some(home) = self.stray(key) {
+                self.move_out(home, &canonical);
+                continue;
+            }
             if key <= &self.last_key[..] {
                 return Err(MergeError::Disorder);
             }
@@ -272,6 +296,22 @@ impl Merger {
                 None
             }
         }
+    }
+
+    /// The shard that a key belongs to, if that is another one.
+    fn stray(&self, key: &[u8]) -> Option<Shard> {
+        let shard = self.shard?;
+        let home = KeyHash::of_field(key).shard(shard.width());
+        (home != shard).then_some(home)
+    }
+
+    fn move_out(&mut self, home: Shard, row: &[u8]) {
+        self.tally.counts.moved += 1;
+        self.tally.removed = self.tally.removed.plus(Digest::of(row));
+        self.tally.deletions -= i64::from(is_deletion(&self.schema.claim(row)));
+        let rows = self.strays.entry(home).or_default();
+        rows.extend_from_slice(row);
+        rows.push(usv::END);
     }
 
     /// Appends the records before `key`, and says whether the next one is of this very key.

@@ -14,6 +14,9 @@
 //! | [`shard`] | which shard a key belongs to |
 //! | [`merge`] | which of two records counts |
 //! | [`compile`] | how a shard takes in its inbox |
+//! | [`supervise`] | what a node runs, what is started again, how nodes are doing |
+//! | [`pace`] | when the next request may be sent |
+//! | [`sync`] | what a replica tells the bucket, and what it takes from it |
 //! | [`settle`] | what a read says about a write whose answer was lost |
 //! | [`time`] | the store's time and its text form |
 //! | [`duration`] | spans of time as text |
@@ -31,7 +34,10 @@ pub mod layout;
 pub mod lease;
 pub mod merge;
 pub mod mutant;
+pub mod pace;
 pub mod queue;
 pub mod settle;
 pub mod shard;
+pub mod supervise;
+pub mod sync;
 pub mod time;

@@ -11,6 +11,8 @@ use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
+use crate::format::usv;
+
 /// How many hexadecimal digits name a shard: 1 to 4, for 16 to 65,536 shards. Fixed when an index is
 /// made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -118,17 +120,27 @@ impl KeyHash {
         Self(Sha256::digest(key.as_bytes()).into())
     }
 
+    /// Of the key in this field of a row.
+    pub fn of_field(field: &[u8]) -> Self {
+        Self::of(&usv::unescape(&String::from_utf8_lossy(field)))
+    }
+
     /// The shard that it falls into.
     pub fn shard(&self, width: Width) -> Shard {
         let first = u16::from_be_bytes([self.0[0], self.0[1]]);
         Shard { number: first >> (16 - 4 * u32::from(width.0)), width }
     }
 
-    /// Its first 16 digits: how the names of inbox objects begin.
-    pub fn short(&self) -> String {
+    /// Its first 64 bits.
+    pub fn number(&self) -> i64 {
         let mut first = [0; 8];
         first.copy_from_slice(&self.0[..8]);
-        format!("{:016x}", u64::from_be_bytes(first))
+        i64::from_be_bytes(first)
+    }
+
+    /// Its first 16 digits: how the names of inbox objects begin.
+    pub fn short(&self) -> String {
+        format!("{:016x}", self.number())
     }
 }
 

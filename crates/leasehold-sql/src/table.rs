@@ -10,11 +10,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use leasehold::index::{Chunk, FieldKind, Freshness, Index, Scan, Schema};
-use leasehold::protocol::format::usv;
+use leasehold::protocol::format::{row, usv};
+use leasehold::protocol::shard::KeyHash;
 use rusqlite::types::{Null, ValueRef};
 use rusqlite::vtab::{
-    Context, Filters, IndexConstraintOp, IndexFlags, IndexInfo, Module, VTab, VTabConnection,
-    VTabCursor, escape_double_quote,
+    Context, Filters, IndexConstraintOp, IndexInfo, Module, VTab, VTabConnection, VTabCursor,
+    escape_double_quote,
 };
 use rusqlite::{Connection, Error, Result, ffi};
 use tokio::runtime::Handle;
@@ -73,8 +74,8 @@ unsafe impl<'vtab> VTab<'vtab> for Table {
                     FieldKind::Integer => "INTEGER",
                     FieldKind::Number => "REAL",
                     FieldKind::Boolean => "BOOLEAN",
-                    FieldKind::Date => "DATE",
-                    FieldKind::Datetime => "DATETIME",
+                    // Columns of type DATE would be numbers to SQLite, and every date above '2027'.
+                    FieldKind::Date | FieldKind::Datetime => "TEXT",
                     FieldKind::String | FieldKind::Object | FieldKind::Array => "TEXT",
                 };
                 let hidden = match field.name == schema.fields()[schema.deleted()].name {
@@ -124,7 +125,6 @@ unsafe impl<'vtab> VTab<'vtab> for Table {
         if let Some(at) = by_key {
             info.constraint_usage(at).set_argv_index(1);
             info.set_idx_num(BY_KEY);
-            info.set_idx_flags(IndexFlags::SQLITE_INDEX_SCAN_UNIQUE);
             info.set_estimated_cost(100.0);
             info.set_estimated_rows(1);
             return Ok(true);
@@ -149,7 +149,6 @@ unsafe impl<'vtab> VTab<'vtab> for Table {
             filters: Vec::new(),
             fields: Vec::new(),
             at: 0,
-            number: 0,
             done: true,
             _table: PhantomData,
         })
@@ -168,7 +167,6 @@ struct Cursor<'vtab> {
     fields: Vec<(u32, u32)>,
     /// Where the next row begins.
     at: usize,
-    number: i64,
     done: bool,
     _table: PhantomData<&'vtab Table>,
 }
@@ -228,6 +226,18 @@ impl Filter {
     }
 }
 
+/// Nothing equals this.
+struct NoKey;
+
+/// The whole number that this one is.
+fn whole(number: f64) -> Result<String, NoKey> {
+    // Beyond this, numbers are not told apart any more.
+    match number.fract() == 0.0 && number.abs() <= 9_007_199_254_740_992.0 {
+        true => Ok(format!("{number:.0}")),
+        false => Err(NoKey),
+    }
+}
+
 fn integer(field: &[u8]) -> Option<i64> {
     if field.len() < 18 && !field.is_empty() && field.iter().all(u8::is_ascii_digit) {
         return Some(field.iter().fold(0, |sum, digit| sum * 10 + i64::from(digit - b'0')));
@@ -245,11 +255,10 @@ impl Cursor<'_> {
     fn advance(&mut self) -> Result<()> {
         loop {
             while self.split() {
-                let deleted = matches!(self.field(self.schema.deleted()), b"true" | b"1");
+                let deleted = row::is_true(self.field(self.schema.deleted()));
                 let passes =
                     self.filters.iter().all(|filter| filter.passes(self.field(filter.column)));
                 if !deleted && passes {
-                    self.number += 1;
                     return Ok(());
                 }
             }
@@ -277,12 +286,47 @@ impl Cursor<'_> {
             from = to + 1;
             if bytes[to] == usv::END {
                 self.at = from;
+                // Other tools end records with a carriage return, too. Ours never end so.
+                if to > 0 && bytes[to - 1] == b'\r' {
+                    self.trim();
+                }
                 return true;
             }
         }
         self.fields.push((from as u32, bytes.len() as u32));
         self.at = bytes.len();
         true
+    }
+
+    #[cold]
+    fn trim(&mut self) {
+        if let Some((from, to)) = self.fields.last_mut()
+            && from < to
+        {
+            *to -= 1;
+        }
+    }
+
+    /// The key that equals this value by SQLite's rules, or `None` where that takes looking at all.
+    fn key(&self, value: ValueRef<'_>) -> Result<Option<String>, NoKey> {
+        let integer = self.schema.key().kind == FieldKind::Integer;
+        Ok(match value {
+            ValueRef::Text(text) if !integer => Some(String::from_utf8_lossy(text).into_owned()),
+            ValueRef::Integer(number) => Some(number.to_string()),
+            // A number in a text counts as that number.
+            ValueRef::Text(text) => {
+                let text = String::from_utf8_lossy(text);
+                let text = text.trim_matches([' ', '\t', '\n', '\r', '\x0b', '\x0c']);
+                match text.parse::<i64>() {
+                    Ok(number) => Some(number.to_string()),
+                    Err(_) => Some(whole(text.parse().map_err(|_| NoKey)?)?),
+                }
+            }
+            ValueRef::Real(number) if integer => Some(whole(number)?),
+            // How SQLite writes this number is its own business: it compares.
+            ValueRef::Real(_) => None,
+            ValueRef::Null | ValueRef::Blob(_) => return Err(NoKey),
+        })
     }
 }
 
@@ -293,23 +337,23 @@ unsafe impl VTabCursor for Cursor<'_> {
         self.filters.clear();
         let Aux { index, runtime, parallel } = &self.aux;
         if how == BY_KEY {
-            let key = match args.iter().next() {
-                Some(ValueRef::Text(text)) => String::from_utf8_lossy(text).into_owned(),
-                Some(ValueRef::Integer(number)) => number.to_string(),
-                // Nothing else equals a key.
-                _ => {
+            match args.iter().next().map_or(Err(NoKey), |value| self.key(value)) {
+                Err(NoKey) => {
                     self.done = true;
                     return Ok(());
                 }
-            };
-            let found = match index.schema().normalise_key(&key) {
-                Ok(_) => runtime.block_on(index.get_row(&key, Freshness::Checked)),
-                Err(_) => Ok(None),
-            };
-            if let Some(row) = found.map_err(of_store)? {
-                self.rows = Rows::One(row.to_vec());
+                Ok(Some(key)) => {
+                    let found = match index.schema().normalise_key(&key) {
+                        Ok(_) => runtime.block_on(index.get_row(&key, Freshness::Checked)),
+                        Err(_) => Ok(None),
+                    };
+                    if let Some(row) = found.map_err(of_store)? {
+                        self.rows = Rows::One(row.to_vec());
+                    }
+                    return self.advance();
+                }
+                Ok(None) => {}
             }
-            return self.advance();
         }
         let steps = plan.unwrap_or_default().split(' ').skip(1);
         for (step, value) in steps.zip(args.iter()) {
@@ -373,8 +417,11 @@ unsafe impl VTabCursor for Cursor<'_> {
         }
     }
 
+    /// The same for a record in every scan of a query: SQLite tells by it which of them `a OR b` has
+    /// found already.
     fn rowid(&self) -> Result<i64> {
-        Ok(self.number)
+        let hash = KeyHash::of_field(self.field(0));
+        Ok(hash.number())
     }
 }
 

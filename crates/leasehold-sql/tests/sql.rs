@@ -163,3 +163,126 @@ async fn mistakes_are_explained() {
         assert!(error.contains(part), "{sql}: {error}");
     }
 }
+
+/// SQLite tells the rows of `a OR b` apart by their numbers, across scans: none may be lost or come twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn either_or_finds_each_record_once() {
+    let store = Store::memory();
+    filled(&store).await;
+    for (sql, answer) in [
+        ("select n from sites where domain = 's05.example' or n = 5", "n\n5"),
+        ("select n from sites where domain = 's05.example' or n = 6 order by 1", "n\n5\n6"),
+        (
+            "select count(*) from sites where domain = 's05.example' or n = 6 or n = 7",
+            "count(*)\n3",
+        ),
+        (
+            "select count(*) from sites where n < 3 or name = 'later' or domain = 's01.example'",
+            "count(*)\n4",
+        ),
+    ] {
+        assert_eq!(ask(&store, sql).await.unwrap(), answer, "{sql}");
+    }
+}
+
+/// Dates compare as texts, also with texts that look like numbers.
+#[tokio::test(flavor = "multi_thread")]
+async fn dates_compare_with_years() {
+    let store = Store::memory();
+    let days = index(&store, "days", &["id:integer", "day:date", "at:datetime"]).await;
+    for (id, year) in [(1, 2024), (2, 2025), (3, 2026)] {
+        let (day, at) = (format!("{year}-06-01"), format!("{year}-06-01T00:00:00Z"));
+        days.put(&json!({"id": id, "day": day, "at": at})).await.unwrap();
+    }
+    for (sql, answer) in [
+        ("select count(*) from days where day >= '2025'", "count(*)\n2"),
+        ("select count(*) from days where day < '2025'", "count(*)\n1"),
+        ("select count(*) from days where at between '2025' and '2026'", "count(*)\n1"),
+        ("select count(*) from days where updated_at > '2000'", "count(*)\n3"),
+        ("select max(day), typeof(at) from days", "max(day)|typeof(at)\n\"2026-06-01\"|\"text\""),
+    ] {
+        assert_eq!(ask(&store, sql).await.unwrap(), answer, "{sql}");
+    }
+}
+
+/// A key equals what SQLite says that it equals, of whatever type.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_equal_what_sqlite_says() {
+    let store = Store::memory();
+    let numbers = index(&store, "numbers", &["id:integer", "x"]).await;
+    numbers.put(&json!({"id": 3, "x": "three"})).await.unwrap();
+    let texts = index(&store, "texts", &["id", "x"]).await;
+    for id in ["3", "3.0", "A", "007"] {
+        texts.put(&json!({"id": id, "x": id})).await.unwrap();
+    }
+    for (condition, count) in [
+        ("id = 3", 1),
+        ("id = 3.0", 1),
+        ("id = '3'", 1),
+        ("id = ' 3 '", 1),
+        ("id = '3.0'", 1),
+        ("id = '3e0'", 1),
+        ("id = 3.5", 0),
+        ("id = '3x'", 0),
+        ("id = ''", 0),
+        ("id = null", 0),
+        ("id = x'33'", 0),
+        ("id = 1e300", 0),
+        ("id in (3.0, '3', 4)", 1),
+    ] {
+        let sql = format!("select count(*) from numbers where {condition}");
+        assert_eq!(ask(&store, &sql).await.unwrap(), format!("count(*)\n{count}"), "{sql}");
+    }
+    for (condition, count) in [
+        ("id = 3", 1),
+        ("id = 3.0", 1),
+        ("id = '3'", 1),
+        ("id = 'a'", 0),
+        ("id = 'a' collate nocase", 1),
+        ("id = 7", 0),
+        ("id = x'33'", 0),
+        ("id like 'a'", 1),
+        ("id is '3'", 1),
+    ] {
+        let sql = format!("select count(*) from texts where {condition}");
+        assert_eq!(ask(&store, &sql).await.unwrap(), format!("count(*)\n{count}"), "{sql}");
+    }
+}
+
+/// What other tools wrote: a deletion in another spelling is a deletion, carriage returns belong to no
+/// value.
+#[tokio::test(flavor = "multi_thread")]
+async fn foreign_rows_are_read_as_they_are_meant() {
+    use leasehold::Key;
+    use leasehold::store::Write;
+    let store = Store::memory();
+    let index = index(&store, "sites", &["domain", "n:integer"]).await;
+    let key = "a";
+    let shard = leasehold::index::Shard::of(key, leasehold::index::Width::USUAL);
+    for (deleted, rows) in [("True", 0), ("1", 0), ("true\r", 0), ("", 1), ("\r", 1)] {
+        let body = format!("{key}\x1f1\x1f2024-02-15T10:30:05Z\x1f{deleted}\n");
+        let file = Key::new(format!("indexes/sites/shards/{shard}.usv")).unwrap();
+        let put = store.put(&file, body.into(), Write::any()).await.unwrap();
+        assert!(matches!(put, leasehold::store::Put::Stored(_)));
+        let sql = "select count(*) from sites where _deleted is null";
+        assert_eq!(ask(&store, sql).await.unwrap(), format!("count(*)\n{rows}"), "{deleted:?}");
+        assert_eq!(index.get_json(key).await.unwrap().is_some(), rows == 1, "{deleted:?}");
+    }
+}
+
+/// Names of fields are only names.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_fields_are_quoted() {
+    let store = Store::memory();
+    let names = ["id", "a\"b", "x) TEXT HIDDEN, (y", "select", "é 'x'", "rowid"];
+    index(&store, "odd", &names)
+        .await
+        .put(&json!({"id": 1.to_string(), "a\"b": "v"}))
+        .await
+        .unwrap();
+    assert_eq!(
+        ask(&store, "select * from odd").await.unwrap().lines().next().unwrap(),
+        "id|a\"b|x) TEXT HIDDEN, (y|select|é 'x'|rowid|updated_at"
+    );
+    assert_eq!(ask(&store, "select \"a\"\"b\" v from odd").await.unwrap(), "v\n\"v\"");
+}

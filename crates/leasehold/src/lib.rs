@@ -31,6 +31,7 @@
 
 pub mod env;
 pub mod error;
+pub mod fleet;
 pub mod host;
 pub mod index;
 pub mod lease;
@@ -39,6 +40,7 @@ pub mod queue;
 pub mod scratchpad;
 pub mod settings;
 pub mod store;
+pub mod sync;
 
 pub use error::{Error, ErrorKind};
 pub use leasehold_protocol::cas::{Nonce, Version, When};

@@ -13,6 +13,11 @@ pub struct StoreSettings {
     /// How many connections this process opens to a bucket at most. Each costs memory here and a
     /// file descriptor on both sides; requests beyond it wait.
     pub connections: usize,
+    /// How many requests this process sends to a bucket in a minute at most, ten seconds' worth of
+    /// them at once after a rest. Requests beyond it wait, heartbeats too: fewer than a few for each
+    /// lease that is held, and leases are lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests_per_minute: Option<u32>,
     /// How long one request may take, its body's transfer aside. What takes longer counts as
     /// unanswered, and costs one more request to find out what became of it.
     #[serde(with = "duration_text")]
@@ -32,6 +37,7 @@ impl Default for StoreSettings {
     fn default() -> Self {
         Self {
             connections: 32,
+            requests_per_minute: None,
             request_timeout: Duration::from_secs(20),
             attempts: 6,
             retry_base: Duration::from_millis(100),
@@ -45,6 +51,9 @@ impl StoreSettings {
     pub fn checked(self) -> Result<Self> {
         if self.connections == 0 {
             return Err(Error::invalid("`connections` must be at least 1"));
+        }
+        if self.requests_per_minute == Some(0) {
+            return Err(Error::invalid("`requests_per_minute` must be at least 1"));
         }
         if self.attempts == 0 {
             return Err(Error::invalid("`attempts` must be at least 1"));
@@ -75,6 +84,7 @@ mod tests {
         let ok = StoreSettings::default();
         assert!(ok.clone().checked().is_ok());
         assert!(StoreSettings { connections: 0, ..ok.clone() }.checked().is_err());
+        assert!(StoreSettings { requests_per_minute: Some(0), ..ok.clone() }.checked().is_err());
         assert!(StoreSettings { attempts: 0, ..ok.clone() }.checked().is_err());
         assert!(StoreSettings { retry_cap: Duration::ZERO, ..ok }.checked().is_err());
     }

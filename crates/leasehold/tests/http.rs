@@ -201,6 +201,45 @@ async fn connections_are_limited() {
     }
 }
 
+/// So many requests a minute, ten seconds' worth of them at once; and the limits can be changed while
+/// requests are under way. Only lower bounds: a slow machine sends fewer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn requests_keep_their_pace() {
+    let server = TinyS3::start(|_| Spoil::Nothing);
+    let settings = StoreSettings {
+        requests_per_minute: Some(600),
+        request_timeout: Duration::from_secs(20),
+        ..settings()
+    };
+    let store = connect(&server, settings);
+    let clock = store.env().clone();
+    let send = async |count: u32| {
+        let start = clock.clock().boot();
+        let heads = (0..count).map(|_| store.head(leasehold_key()));
+        futures::future::join_all(heads).await.into_iter().for_each(|head| drop(head.unwrap()));
+        clock.clock().boot().since(start)
+    };
+    let before = server.requests().len();
+    assert!(send(120).await >= Duration::from_millis(1800), "20 beyond the burst, 10 a second");
+    assert_eq!(server.requests().len() - before, 120);
+    // A new limit counts at once, with a burst of its own; and no limit is none.
+    store.limit(1, Some(60));
+    assert!(send(12).await >= Duration::from_millis(1800), "2 beyond the burst, 1 a second");
+    store.limit(8, None);
+    assert!(send(100).await < Duration::from_secs(60), "100 of them at the last pace");
+    // Fewer connections: those that are out count until they are back.
+    store.limit(2, None);
+    send(40).await;
+    let many = server.most_connections();
+    send(40).await;
+    assert!(server.most_connections() == many, "{many}");
+}
+
+fn leasehold_key() -> &'static Key {
+    static KEY: std::sync::OnceLock<Key> = std::sync::OnceLock::new();
+    KEY.get_or_init(key)
+}
+
 /// A prefix is honoured everywhere, and so is the key as it is.
 #[tokio::test]
 async fn keys_arrive_unchanged_below_the_prefix() {

@@ -416,7 +416,8 @@ async fn requests_are_counted() {
     let shard = leasehold::index::Shard::of("example.com", Width::USUAL);
     for n in 0..2499 {
         let row = format!("example.com\x1fA\x1f{n}\x1f2024-02-15T10:30:05Z\n");
-        drop_file(&store, &format!("indexes/domains/inbox/{shard}/{n}.usv"), &row).await;
+        let name = format!("a379a6f6eeafb9a5-{n:032x}");
+        drop_file(&store, &format!("indexes/domains/inbox/{shard}/{name}.usv"), &row).await;
     }
     let before = used();
     let done = index.compact_one(shard, &CompactOptions::default()).await.unwrap();
@@ -441,6 +442,44 @@ async fn a_small_inbox_takes_one_list() {
     assert_eq!(store.usage().since(&before).list, 1);
 }
 
+/// A pass over a long inbox: no more LISTs than its pages and one, also where a compaction does not take
+/// all of it at once.
+#[tokio::test]
+async fn a_long_inbox_takes_as_many_lists_as_pages() {
+    for (most_objects, shards, lists) in
+        [(50_000, 1, 3), (50_000, 5, 13), (1000, 1, 4), (2000, 5, 16), (700, 1, 4)]
+    {
+        let store = Store::memory();
+        let new = NewIndex { flat_inbox: false, ..NewIndex::with_fields(fields()).unwrap() };
+        let index = Index::create(&store, "domains", new).await.unwrap();
+        let settings = IndexSettings { most_objects, ..IndexSettings::default() };
+        let index = index.with_settings(settings);
+        for shard in 0..shards {
+            let key = (0..).map(|n| format!("s{n}.example"));
+            let of =
+                |key: &String| leasehold::index::Shard::of(key, Width::USUAL).number() == shard;
+            let key = key.into_iter().find(of).unwrap();
+            for n in 0..2500 {
+                let row =
+                    format!("{key}\x1fA\x1f{n}\x1f2024-02-15T10:{:02}:{:02}Z\n", n / 60, n % 60);
+                let name = format!("0000000000000000-{n:032x}");
+                drop_file(&store, &format!("indexes/domains/inbox/{shard:02x}/{name}.usv"), &row)
+                    .await;
+            }
+        }
+        let before = store.usage();
+        let pass = index.compact().await.unwrap();
+        let cost = store.usage().since(&before);
+        assert_eq!(pass.records(), 2500 * u64::from(shards), "{pass:?}");
+        // Besides, one for the names of new shards.
+        assert_eq!(cost.list, lists + 1, "{most_objects} {shards}: {cost:?}");
+        assert!(lists <= u64::from(shards) * 3 + 1);
+        assert!(keys(&store, "indexes/domains/inbox/").await.is_empty());
+        let verified = index.verify().await.unwrap();
+        assert!(verified.findings.is_empty(), "{:?}", verified.findings);
+    }
+}
+
 #[tokio::test]
 async fn triggers_hold_back_small_trickles() {
     let store = Store::memory();
@@ -453,6 +492,22 @@ async fn triggers_hold_back_small_trickles() {
     index.put(&company("example.com", 3)).await.unwrap();
     assert_eq!(index.compact_with(&options).await.unwrap().shards.len(), 1);
     assert_eq!(index.get::<Company>("example.com").await.unwrap().unwrap().scraper_version, 3);
+    // Files of the flat inbox count, by number, size and age.
+    let row = "b.example\x1fAcme\x1f1\x1f2024-02-15T10:30:05Z\n";
+    for (fires, trigger) in [
+        (false, Trigger { count: Some(2), ..Trigger::default() }),
+        (false, Trigger { bytes: Some(1000), ..Trigger::default() }),
+        (false, Trigger { age: Some(Duration::from_secs(3600)), ..Trigger::default() }),
+        (true, Trigger { bytes: Some(20), ..Trigger::default() }),
+        (true, Trigger { age: Some(Duration::from_secs(1)), ..Trigger::default() }),
+    ] {
+        drop_file(&store, "indexes/domains/b.example.usv", row).await;
+        let wait = if trigger.age.is_some() && fires { 2100 } else { 0 };
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+        let options = CompactOptions { trigger, ..CompactOptions::default() };
+        let pass = index.compact_with(&options).await.unwrap();
+        assert_eq!(pass.shards.len() == 1, fires, "{trigger:?}");
+    }
 }
 
 /// More in the inbox than one compaction takes: in rounds.

@@ -128,9 +128,26 @@ pub struct QueueTerms {
     /// How long receipts are kept
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub retention: Option<Duration>,
+    /// strict: claims go straight to the store. relaxed: nodes with a replica claim there, also
+    /// offline, and tell the bucket later
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<QueueMode>,
+    /// How often a node tells the bucket what it did, in relaxed mode
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub sync_up: Option<Duration>,
+    /// How often a node asks the bucket what there is to do, in relaxed mode
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub sync_down: Option<Duration>,
     /// Whether tasks and receipts in a directory are flushed to disk before success is reported
     #[arg(long, value_name = "BOOL")]
     pub durable: Option<bool>,
+}
+
+/// How claims reach the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum QueueMode {
+    Strict,
+    Relaxed,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -128,7 +128,9 @@ impl Field {
         Ok(Self { required, domain, ..Self::new(name, kind) })
     }
 
-    fn to_json(&self) -> Value {
+    /// `is_key`: only the key is required in deletions as well, which Frictionless knows no exception for.
+    /// What is required in records alone stands among our settings.
+    fn to_json(&self, is_key: bool) -> Value {
         let mut field = self.other.clone();
         field.insert("name".to_owned(), self.name.clone().into());
         field.insert("type".to_owned(), self.kind.name().into());
@@ -136,7 +138,7 @@ impl Field {
             Some(Value::Object(constraints)) => constraints,
             _ => Map::new(),
         };
-        if self.required {
+        if self.required && is_key {
             constraints.insert("required".to_owned(), true.into());
         }
         if let Some(most) = self.max_length {
@@ -148,7 +150,7 @@ impl Field {
         field.into()
     }
 
-    fn from_json(value: &Value, domains: &[String]) -> Result<Self, SchemaError> {
+    fn from_json(value: &Value, settings: &FieldSettings) -> Result<Self, SchemaError> {
         let Value::Object(given) = value else {
             return Err(SchemaError::new("a field is not an object"));
         };
@@ -172,7 +174,8 @@ impl Field {
                 other.remove("constraints");
             }
         }
-        field.domain = domains.contains(&field.name);
+        field.required |= settings.required.contains(&field.name);
+        field.domain = settings.domains.contains(&field.name);
         field.other = other;
         Ok(field)
     }
@@ -331,13 +334,22 @@ impl Schema {
     }
 }
 
+/// Our settings of fields, by their names.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct FieldSettings {
+    domains: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    required: Vec<String>,
+}
+
 /// Our settings of an index.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Settings {
     format: u32,
     width: u8,
-    #[serde(default)]
-    domains: Vec<String>,
+    #[serde(flatten)]
+    fields: FieldSettings,
     #[serde(default = "yes")]
     flat_inbox: bool,
     #[serde(default)]
@@ -396,12 +408,19 @@ impl Package {
 
     /// The record's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let fields: Vec<Value> = self.schema.fields.iter().map(Field::to_json).collect();
-        let domains = self.schema.fields.iter().filter(|field| field.domain);
+        let fields = self.schema.fields.iter().enumerate();
+        let fields: Vec<Value> = fields.map(|(at, field)| field.to_json(at == 0)).collect();
+        let names = |which: fn(&Field) -> bool, from: usize| {
+            let fields = self.schema.fields[from..].iter().filter(|field| which(field));
+            fields.map(|field| field.name.clone()).collect()
+        };
         let settings = Settings {
             format: FORMAT,
             width: self.width.digits(),
-            domains: domains.map(|field| field.name.clone()).collect(),
+            fields: FieldSettings {
+                domains: names(|field| field.domain, 0),
+                required: names(|field| field.required, 1),
+            },
             flat_inbox: self.flat_inbox,
             nonce: self.nonce.clone(),
             other: self.other_settings.clone(),
@@ -474,7 +493,7 @@ impl Package {
             .pointer("/0/schema/fields")
             .and_then(Value::as_array)
             .ok_or_else(|| text(&"it has no fields"))?;
-        let fields = fields.iter().map(|field| Field::from_json(field, &settings.domains));
+        let fields = fields.iter().map(|field| Field::from_json(field, &settings.fields));
         let schema = Schema::checked(fields.collect::<Result<_, _>>()?)?;
         let shard = |path: &Value| {
             path.as_str()?.strip_prefix("shards/")?.strip_suffix(".usv")?.parse().ok()
@@ -504,13 +523,13 @@ impl Package {
             .unwrap_or(&value)
             .as_array()
             .ok_or_else(|| SchemaError::new("the schema has no fields"))?;
-        let domains: Vec<String> = value
-            .pointer("/leasehold/domains")
-            .and_then(|domains| serde_json::from_value(domains.clone()).ok())
+        let settings: FieldSettings = value
+            .get("leasehold")
+            .and_then(|settings| serde_json::from_value(settings.clone()).ok())
             .unwrap_or_default();
         let fields: Vec<Field> = fields
             .iter()
-            .map(|field| Field::from_json(field, &domains))
+            .map(|field| Field::from_json(field, &settings))
             .collect::<Result<_, _>>()?;
         Ok(fields.into_iter().filter(|field| field.name != DELETED).collect())
     }
@@ -590,6 +609,25 @@ mod tests {
         let again: Value =
             serde_json::from_slice(&Package::parse(&bytes).unwrap().to_bytes()).unwrap();
         assert_eq!(again, value);
+    }
+
+    /// Deletions leave required fields empty: a tool that validates the shards must not be told.
+    #[test]
+    fn only_the_key_is_required_for_others() {
+        let fields = ["id", "name:string!", "n:integer"].map(|field| Field::parse(field).unwrap());
+        let schema = Schema::new(fields.to_vec()).unwrap();
+        let package = Package::new("x", schema, Width::USUAL, true);
+        let value: Value = serde_json::from_slice(&package.to_bytes()).unwrap();
+        assert_eq!(value["leasehold"]["required"], serde_json::json!(["name"]));
+        assert_eq!(value.to_string().matches("\"required\":true").count(), 1);
+        assert_eq!(Package::parse(&package.to_bytes()), Ok(package.clone()));
+        assert!(Package::fields_in(&package.to_bytes()).unwrap()[1].required);
+        // As other tools write it.
+        let mut other = value;
+        other["resources"][0]["schema"]["fields"][1]["constraints"]["required"] = true.into();
+        other["leasehold"]["required"] = Value::Null;
+        other["leasehold"].as_object_mut().unwrap().remove("required");
+        assert_eq!(Package::parse(&serde_json::to_vec(&other).unwrap()), Ok(package));
     }
 
     #[test]

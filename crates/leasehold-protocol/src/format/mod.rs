@@ -1,7 +1,11 @@
 //! The bytes of stored records. Frozen examples of every version stand in `golden/`.
 
 pub mod datapackage;
+pub mod fleet;
 pub mod lease;
+pub mod node;
+pub mod outbox;
+pub mod quarantine;
 pub mod queue;
 pub mod root;
 pub mod row;

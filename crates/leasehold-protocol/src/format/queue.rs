@@ -54,6 +54,17 @@ pub struct QueueSettings {
     pub paused: bool,
     /// How claims reach the store.
     pub mode: Mode,
+    /// How often a node tells the bucket what it did, in relaxed mode.
+    #[serde(with = "duration", skip_serializing_if = "is_usual_up")]
+    pub sync_up: Duration,
+    /// How often a node asks the bucket what there is to do, in relaxed mode: a LIST per thousand
+    /// tasks each time.
+    #[serde(with = "duration", skip_serializing_if = "is_usual_down")]
+    pub sync_down: Duration,
+    /// Whether this is a node's copy of the settings, beside its replica of the queue. What happens
+    /// there is noted for the bucket.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub replica: bool,
     /// Whether tasks and receipts in a directory are flushed to disk before success is reported.
     pub durable: bool,
     /// Marks the write of this record.
@@ -79,11 +90,25 @@ impl Default for QueueSettings {
             retention: Duration::from_secs(7 * 86_400),
             paused: false,
             mode: Mode::Strict,
+            sync_up: SYNC_UP,
+            sync_down: SYNC_DOWN,
+            replica: false,
             durable: true,
             nonce: String::new(),
             other: Map::new(),
         }
     }
+}
+
+const SYNC_UP: Duration = Duration::from_secs(300);
+const SYNC_DOWN: Duration = Duration::from_secs(3600);
+
+fn is_usual_up(span: &Duration) -> bool {
+    *span == SYNC_UP
+}
+
+fn is_usual_down(span: &Duration) -> bool {
+    *span == SYNC_DOWN
 }
 
 /// Longer, and nobody lives to see a dead worker's task done.
@@ -133,6 +158,18 @@ impl QueueSettings {
         if self.mode == Mode::Relaxed && !self.receipts {
             return bad("relaxed mode needs receipts".to_owned());
         }
+        if self.sync_up.is_zero() || self.sync_down.is_zero() {
+            return bad("sync_up and sync_down are longer than zero".to_owned());
+        }
+        if self.mode == Mode::Relaxed && self.ttl < self.sync_up.saturating_mul(3) {
+            return bad(format!(
+                "a claim that a node tells of every {} would look stale to others: in relaxed mode \
+                 the ttl is at least three times sync_up, {}, not {}",
+                span(self.sync_up),
+                span(self.sync_up.saturating_mul(3)),
+                span(self.ttl)
+            ));
+        }
         Ok(self)
     }
 
@@ -170,6 +207,7 @@ mod tests {
         let ok = QueueSettings::default();
         assert!(ok.clone().checked().is_ok());
         let ttl = Duration::from_secs(150);
+        let long = Duration::from_secs(900);
         for bad in [
             QueueSettings { ttl, ..ok.clone() },
             QueueSettings { heartbeat: Duration::ZERO, ..ok.clone() },
@@ -178,9 +216,12 @@ mod tests {
             QueueSettings { shards: 257, ..ok.clone() },
             QueueSettings { retention: Duration::from_secs(60), ..ok.clone() },
             QueueSettings { backoff: Duration::from_secs(700), ..ok.clone() },
-            QueueSettings { mode: Mode::Relaxed, receipts: false, ..ok },
+            QueueSettings { mode: Mode::Relaxed, receipts: false, ttl: long, ..ok.clone() },
+            QueueSettings { mode: Mode::Relaxed, ttl: long - Duration::from_secs(1), ..ok.clone() },
+            QueueSettings { sync_up: Duration::ZERO, ..ok.clone() },
         ] {
             assert!(bad.checked().is_err());
         }
+        assert!(QueueSettings { mode: Mode::Relaxed, ttl: long, ..ok }.checked().is_ok());
     }
 }

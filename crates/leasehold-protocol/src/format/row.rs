@@ -179,7 +179,9 @@ impl Schema {
                 }
                 let value = value(field)?.unwrap_or_default();
                 if at == 0 {
-                    usv::escape(&self.normalise_key(&value)?, out);
+                    let key = self.normalise_key(&value)?;
+                    fits(field, &key).map_err(|reason| bad(field, reason))?;
+                    usv::escape(&key, out);
                     canonical.key_len = out.len() - start;
                 } else if at == self.updated_at() {
                     canonical.updated_at = match (value.is_empty(), now) {
@@ -232,7 +234,7 @@ impl Schema {
             if at == self.updated_at() {
                 updated_at = micros(field);
             } else if at == self.deleted() {
-                deleted = matches!(field, b"true" | b"True" | b"TRUE" | b"1");
+                deleted = is_true(field);
             }
         }
         Some(Claim { updated_at: updated_at?, deleted, row })
@@ -281,6 +283,11 @@ fn bad(field: &Field, reason: impl Into<String>) -> RowError {
     RowError::Field { field: field.name.clone(), reason: reason.into() }
 }
 
+/// Whether this field says `true`, in any spelling that is read.
+pub fn is_true(field: &[u8]) -> bool {
+    matches!(field, b"true" | b"True" | b"TRUE" | b"1")
+}
+
 fn boolean(text: &str) -> Option<bool> {
     match text {
         "true" | "True" | "TRUE" | "1" => Some(true),
@@ -289,14 +296,18 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
+/// Whether a value is not too long.
+fn fits(field: &Field, value: &str) -> Result<(), String> {
+    let Some(most) = field.max_length else { return Ok(()) };
+    match value.chars().count() {
+        count if count > most => Err(format!("has {count} characters, {most} are allowed")),
+        _ => Ok(()),
+    }
+}
+
 /// Appends a value that is not empty, in the one spelling of its type.
 fn write_value(field: &Field, value: &str, out: &mut Vec<u8>) -> Result<(), String> {
-    if let Some(most) = field.max_length {
-        let count = value.chars().count();
-        if count > most {
-            return Err(format!("has {count} characters, {most} are allowed"));
-        }
-    }
+    fits(field, value)?;
     let kind = field.kind;
     let wrong = || {
         let shown: String = value.chars().take(60).collect();

@@ -5,8 +5,8 @@
 //! `verify` check that nothing went missing:
 //!
 //! ```text
-//! rows before + inbox records = rows after + replaced + older + quarantined + purged
-//! digest after = digest before + Σ written − Σ replaced, purged, quarantined from the shard
+//! rows before + inbox records = rows after + replaced + older + quarantined + purged + moved
+//! digest after = digest before + Σ written − Σ replaced, purged, quarantined, moved from the shard
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -34,14 +34,22 @@ pub struct Counts {
     pub purged: u64,
     /// Rows of the shard after.
     pub rows_after: u64,
+    /// Rows of the shard that belong to others, and went to the inboxes there.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub moved: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl Counts {
     /// Whether every row and record is accounted for.
     pub fn add_up(&self) -> bool {
-        let Self { rows_before, inbox, replaced, older, quarantined, purged, rows_after, .. } =
-            *self;
-        rows_before + inbox == rows_after + replaced + older + quarantined + purged
+        let sum = |counts: &[u64]| counts.iter().copied().map(u128::from).sum::<u128>();
+        let Self { replaced, older, quarantined, purged, moved, .. } = *self;
+        sum(&[self.rows_before, self.inbox])
+            == sum(&[self.rows_after, replaced, older, quarantined, purged, moved])
     }
 }
 
@@ -156,6 +164,7 @@ mod tests {
                 quarantined: 1,
                 purged: 1,
                 rows_after: 9,
+                moved: 0,
             },
         }
     }

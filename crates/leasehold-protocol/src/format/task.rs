@@ -32,6 +32,9 @@ pub struct Task {
     /// How often it may fail before it is given up, if not as often as the queue says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<u32>,
+    /// In a node's replica: the version of the object in the bucket that this is a copy of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
     /// What is to be done.
     pub payload: Json,
 }
@@ -70,6 +73,7 @@ impl Task {
             pushed_at: None,
             timeout: None,
             max_attempts: None,
+            origin: None,
             payload,
         }
     }
@@ -217,6 +221,8 @@ pub struct Bundle {
     pub incarnation: String,
     /// When it was pushed.
     pub pushed_at: Option<StoreTime>,
+    /// In a node's replica: the version of the object in the bucket that this is a copy of.
+    pub origin: Option<String>,
     /// Its tasks.
     pub tasks: Vec<Task>,
 }
@@ -226,6 +232,8 @@ struct BundleHead {
     incarnation: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pushed_at: Option<StoreTime>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    origin: Option<String>,
     tasks: u32,
 }
 
@@ -252,7 +260,8 @@ impl Bundle {
             let (found, said) = (tasks.len(), head.tasks);
             return Err(RecordError(format!("{found} tasks instead of {said}")));
         }
-        Ok(Self { incarnation: head.incarnation, pushed_at: head.pushed_at, tasks })
+        let BundleHead { incarnation, pushed_at, origin, .. } = head;
+        Ok(Self { incarnation, pushed_at, origin, tasks })
     }
 
     /// Its bytes.
@@ -260,6 +269,7 @@ impl Bundle {
         let head = BundleHead {
             incarnation: self.incarnation.clone(),
             pushed_at: self.pushed_at,
+            origin: self.origin.clone(),
             tasks: self.tasks.len() as u32,
         };
         let mut bytes = line(&head);
@@ -267,6 +277,18 @@ impl Bundle {
             bytes.extend(line(task));
         }
         bytes
+    }
+
+    /// The same bytes as a copy of the object in this version, or as no copy: the tasks' lines stay as
+    /// they are.
+    pub fn copied(bytes: &[u8], origin: Option<&str>) -> Result<Vec<u8>, RecordError> {
+        let bad = |error: serde_json::Error| RecordError(error.to_string());
+        let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
+        let mut head: BundleHead = serde_json::from_slice(&bytes[..end]).map_err(bad)?;
+        head.origin = origin.map(str::to_owned);
+        let mut copy = line(&head);
+        copy.extend(bytes.get(end + 1..).unwrap_or_default());
+        Ok(copy)
     }
 }
 

@@ -129,6 +129,21 @@ impl Layout {
         Some((shard, Pending::Batch { count: count.unwrap_or(1) }))
     }
 
+    /// Whether an inbox object has a name that we gave it: used once, never written again, and its
+    /// records were checked before. What other tools name may be overwritten by them at any time.
+    pub fn is_ours(&self, key: &str) -> bool {
+        let hexadecimal = |text: &str, length: usize| {
+            text.len() == length && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        let name = key.rsplit('/').next().and_then(|name| name.strip_suffix(".usv"));
+        let Some((what, nonce)) = name.and_then(|name| name.rsplit_once('-')) else { return false };
+        let known = match what.strip_prefix('-') {
+            Some(count) => !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit()),
+            None => hexadecimal(what, 16),
+        };
+        known && hexadecimal(nonce, 32)
+    }
+
     /// The shard behind a common prefix of the inbox.
     pub fn shard_of_prefix(&self, prefix: &str) -> Option<Shard> {
         prefix.strip_prefix(&self.inbox())?.strip_suffix('/')?.parse().ok()
@@ -265,6 +280,10 @@ mod tests {
         assert_eq!(layout.pending(batch.as_str()), Some((shard, Pending::Batch { count: 17 })));
         let foreign = "indexes/domains/inbox/a3/anything.usv";
         assert_eq!(layout.pending(foreign), Some((shard, Pending::Batch { count: 1 })));
+        assert!(layout.is_ours(single.as_str()) && layout.is_ours(batch.as_str()));
+        for other in [foreign, "a379a6f6eeafb9a5-1.usv", "-x-0707.usv", "--.usv", "-.usv", ""] {
+            assert!(!layout.is_ours(other), "{other}");
+        }
         for other in [
             "indexes/domains/inbox/a3/x.tmp",
             "indexes/domains/inbox/x.usv",

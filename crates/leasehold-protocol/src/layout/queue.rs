@@ -15,6 +15,9 @@ use crate::key::{Key, KeyError, decode_segment, encode_segment};
 use crate::time::StoreTime;
 
 const ROOT: &str = "queues/";
+const TASK: &str = "task.json";
+const TASKS: &str = "tasks.jsonl";
+const LEASE: &str = "lease.json";
 
 /// The most shards a queue can have.
 pub const MAX_SHARDS: u16 = 256;
@@ -71,6 +74,12 @@ pub fn all_queues() -> &'static str {
 /// The queue's name in a common prefix like `queues/{queue}/`.
 pub fn queue_name(prefix: &str) -> Option<String> {
     decode_segment(prefix.strip_prefix(ROOT)?.strip_suffix('/')?)
+}
+
+/// The folder of a task or bundle, if this key is one of its two objects: they are changed together.
+pub fn unit_folder(key: &str) -> Option<&str> {
+    let (folder, name) = key.strip_prefix(ROOT).and(key.rsplit_once('/'))?;
+    [LEASE, TASK, TASKS].contains(&name).then_some(folder)
 }
 
 impl QueueKeys {
@@ -147,9 +156,9 @@ impl QueueKeys {
             Unit::Bundle(id, n) => (self.bundles(), format!("{}-{n}", encode_segment(id))),
         };
         let file = match (part, unit) {
-            (Part::Lease, _) => "lease.json",
-            (Part::Work, Unit::Task(_)) => "task.json",
-            (Part::Work, Unit::Bundle(..)) => "tasks.jsonl",
+            (Part::Lease, _) => LEASE,
+            (Part::Work, Unit::Task(_)) => TASK,
+            (Part::Work, Unit::Bundle(..)) => TASKS,
         };
         Key::new(format!("{folder}{name}/{file}"))
     }
@@ -190,8 +199,8 @@ impl QueueKeys {
             _ => return None,
         };
         let part = match (file, &unit) {
-            ("lease.json", _) => Part::Lease,
-            ("task.json", Unit::Task(_)) | ("tasks.jsonl", Unit::Bundle(..)) => Part::Work,
+            (LEASE, _) => Part::Lease,
+            (TASK, Unit::Task(_)) | (TASKS, Unit::Bundle(..)) => Part::Work,
             _ => return None,
         };
         // Only what would be built like this is ours: no second spelling, no other shard.
@@ -201,7 +210,7 @@ impl QueueKeys {
 
     /// The task or bundle whose folder this common prefix is.
     pub fn parse_folder(&self, prefix: &str) -> Option<Unit> {
-        for part in ["task.json", "tasks.jsonl"] {
+        for part in [TASK, TASKS] {
             if let Some((unit, _)) = self.parse_part(&format!("{prefix}{part}")) {
                 return Some(unit);
             }
@@ -234,6 +243,17 @@ fn parse_bundle(name: &str) -> Option<Unit> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_task_and_its_lease_are_changed_together() {
+        let folder = Some("queues/q/pending/x");
+        assert_eq!(unit_folder("queues/q/pending/x/task.json"), folder);
+        assert_eq!(unit_folder("queues/q/pending/x/lease.json"), folder);
+        assert_eq!(unit_folder("queues/q/bundles/x-3/tasks.jsonl"), Some("queues/q/bundles/x-3"));
+        for alone in ["queues/q/completed/x.json", "locks/lease.json", "lease.json"] {
+            assert_eq!(unit_folder(alone), None, "{alone}");
+        }
+    }
 
     #[test]
     fn keys_are_where_other_clients_look_for_them() {

@@ -23,7 +23,7 @@ use serde_json::Value;
 use crate::backoff::full_jitter;
 use crate::format::lease::Lease;
 use crate::format::queue::QueueSettings;
-use crate::format::task::{Failure, Task};
+use crate::format::task::{DeadLetter, Failure, Receipt, Task};
 use crate::lease::{Judgement, SLACK, Seen, Why};
 use crate::time::StoreTime;
 
@@ -226,6 +226,15 @@ pub fn after_failure(
 /// close for a store that tells whole seconds, ours counts.
 pub fn gives_way(there: Option<StoreTime>, ours: Option<StoreTime>) -> bool {
     there.zip(ours).is_none_or(|(there, ours)| there <= ours.plus(SLACK))
+}
+
+/// Whether a dead letter is out of date: its task was completed after all, in the very push that it is
+/// about or in a later one. A retry writes the task and then removes the letter, so one whose process
+/// died in between leaves a letter that must not be retried again once that push is completed.
+pub fn is_outdated(letter: &DeadLetter, receipt: &Receipt) -> bool {
+    let pushes = letter.task.pushed_at.zip(receipt.pushed_at);
+    receipt.incarnation == letter.task.incarnation
+        || pushes.is_some_and(|(given_up, completed)| completed > given_up)
 }
 
 /// What a task's other records say about it.

@@ -29,6 +29,7 @@ fn task() -> Task {
         pushed_at: None,
         timeout: None,
         max_attempts: None,
+        origin: None,
         payload: text_payload("x"),
     }
 }
@@ -177,4 +178,39 @@ proptest! {
         let done = Done::parse(&text);
         let _ = (done.len(), done.contains(3));
     }
+}
+
+#[test]
+fn a_dead_letter_is_out_of_date_once_its_task_is_completed() {
+    let at = |seconds| Some(at(seconds));
+    let letter = |pushed_at| DeadLetter {
+        task: Task { incarnation: "one".into(), pushed_at, ..task() },
+        failed_at: StoreTime::from_micros(0),
+        worker: "w".into(),
+        failures: 1,
+        crashes: 0,
+        errors: Vec::new(),
+        nonce: String::new(),
+    };
+    let receipt = |incarnation: &str, pushed_at| Receipt {
+        id: "t".into(),
+        incarnation: incarnation.into(),
+        worker: "w".into(),
+        token: 1,
+        pushed_at,
+        started_at: None,
+        completed_at: StoreTime::from_micros(0),
+        retries: 0,
+        result: None,
+        results: None,
+        nonce: String::new(),
+    };
+    // The very push, or a later one.
+    assert!(is_outdated(&letter(at(10)), &receipt("one", at(10))));
+    assert!(is_outdated(&letter(None), &receipt("one", None)));
+    assert!(is_outdated(&letter(at(10)), &receipt("two", at(11))));
+    // An earlier one, or nobody knows: then it is kept.
+    assert!(!is_outdated(&letter(at(10)), &receipt("two", at(9))));
+    assert!(!is_outdated(&letter(at(10)), &receipt("two", at(10))));
+    assert!(!is_outdated(&letter(None), &receipt("two", at(11))));
 }

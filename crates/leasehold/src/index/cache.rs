@@ -32,6 +32,15 @@ pub(super) struct CachedInbox {
     pub keys: Vec<Key>,
 }
 
+/// Whether there are files in the flat inbox.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum KnownFlat {
+    /// Perhaps. Worth looking after this many lookups.
+    Perhaps { later: u32 },
+    /// There were none when the folder looked like this.
+    None { stamp: Stamp },
+}
+
 #[derive(Debug)]
 pub(super) struct Cache {
     most: u64,
@@ -43,6 +52,7 @@ pub(super) struct Cache {
 struct State {
     shards: HashMap<u32, (Arc<CachedShard>, u64)>,
     inboxes: HashMap<u32, Arc<CachedInbox>>,
+    flat: Option<KnownFlat>,
     objects: HashMap<Key, (Bytes, u64)>,
     bytes: u64,
     tick: u64,
@@ -103,6 +113,21 @@ impl Cache {
             true => _ = state.inboxes.insert(shard.number(), inbox),
             false => _ = state.inboxes.remove(&shard.number()),
         }
+    }
+
+    /// What is known of the flat inbox. Each time that it may hold something counts.
+    pub fn flat(&self) -> KnownFlat {
+        let mut state = self.state();
+        let flat = state.flat.get_or_insert(KnownFlat::Perhaps { later: 1 });
+        let known = *flat;
+        if let KnownFlat::Perhaps { later } = flat {
+            *later = later.saturating_sub(1);
+        }
+        known
+    }
+
+    pub fn keep_flat(&self, flat: KnownFlat) {
+        self.state().flat = Some(flat);
     }
 
     pub fn object(&self, key: &Key) -> Option<Bytes> {

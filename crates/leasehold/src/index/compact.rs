@@ -17,10 +17,11 @@ use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::merge::Digest;
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
-use leasehold_protocol::shard::Shard;
+use leasehold_protocol::shard::{KeyHash, Shard};
 
+use super::inbox::Waiting;
 use super::sort::{Sorted, Sorter, Spool, Spooled};
-use super::write::{AHEAD, key_hash};
+use super::write::AHEAD;
 use super::{CompactOptions, Index};
 use crate::env::BootTime;
 use crate::lease::{Attempt, Desk, Tenure, Terms};
@@ -101,8 +102,14 @@ impl Compaction {
 pub(super) struct Work {
     /// The inbox objects, if they were listed already.
     pub pending: Option<Vec<Key>>,
+    /// Whether there may be more than those.
+    pub more: bool,
     /// Files of the flat inbox.
     pub flat: Vec<Key>,
+    /// How much that is, and since when it waits, where that was asked for.
+    pub waiting: Waiting,
+    /// Whether those are all that there are for this shard.
+    pub whole: bool,
 }
 
 /// What was taken in.
@@ -112,8 +119,9 @@ struct Taken {
     /// Records of this shard, readable or not.
     records: u64,
     quarantined: u64,
-    /// Objects with names of their own: deleted whatever their version, because they have one only.
+    /// Objects with names of ours: deleted whatever their version, because they have one only.
     pending: Vec<Key>,
+    /// Objects that other tools may overwrite: deleted in the version that was read.
     flat: Vec<(Key, Version)>,
     more: bool,
     /// Rows of the shard itself, where it had to be sorted.
@@ -123,6 +131,7 @@ struct Taken {
 #[derive(Debug, Default)]
 struct Resorted {
     rows: u64,
+    moved: u64,
     digest: Digest,
 }
 
@@ -239,7 +248,10 @@ impl Index {
             None => self.take(shard, work, options, unsorted, budget).await?,
         };
         let idle = taken.records == 0 && taken.pending.is_empty() && taken.flat.is_empty();
-        if idle && !options.rewrite && options.purge_before.is_none() && !resort {
+        // A deletion is forgotten only if nothing waits that was not looked at: an older record of its
+        // key would come back.
+        let purge_before = options.purge_before.filter(|_| work.whole && !taken.more);
+        if idle && !options.rewrite && purge_before.is_none() && !resort {
             return Ok(Compaction::new(shard, Outcome::Idle));
         }
         let mode = if current.is_some() { Mode::Copy } else { Mode::Rewrite };
@@ -248,7 +260,7 @@ impl Index {
             index: self,
             shard,
             schema: known.schema.clone(),
-            merger: Merger::new(known.schema.clone(), mode, options.purge_before),
+            merger: Merger::new(known.schema.clone(), mode, purge_before).of_shard(shard),
             spool: Spool::new(self.0.settings.spool_folder.clone()),
             tenure,
         };
@@ -261,6 +273,7 @@ impl Index {
         if let Some(resorted) = &resorted {
             // Rows of the shard came in like records: those that are left were there before.
             tally.counts.rows_before = resorted.rows;
+            tally.counts.moved = resorted.moved;
             tally.counts.inserted = 0;
             tally.before = Some(resorted.digest);
             tally.removed = tally.removed.plus(resorted.digest);
@@ -361,40 +374,63 @@ impl Index {
     ) -> Result<Taken, Stop> {
         let known = self.known();
         let most = self.0.settings.most_objects.max(1);
-        let pending = match &work.pending {
-            Some(pending) => pending[..pending.len().min(most)].to_vec(),
+        let mut pending = match &work.pending {
+            Some(pending) => pending.clone(),
             None => self.list_inbox(shard, most).await?,
         };
-        let more = pending.len() == most;
+        let more = match work.pending {
+            Some(_) => work.more,
+            None => pending.len() == most,
+        };
         let folder = self.0.settings.spool_folder.clone();
         let mut reading = Reading {
             schema: known.schema.clone(),
             width: known.package.width,
             shard,
-            ahead: self.now().await?.plus(AHEAD).as_micros(),
+            ahead: i64::MAX,
+            moved: 0,
             sorter: Sorter::new(known.schema.clone(), folder, budget),
             quarantined: 0,
             bad: Vec::new(),
             strays: BTreeMap::new(),
-            stray_bytes: 0,
         };
-        let mut gone = false;
+        let ahead = self.now().await?.plus(AHEAD).as_micros();
+        let (mut gone, mut flat) = (false, Vec::new());
         for keys in pending.chunks(1024) {
             let each = |key: &Key, object: Option<crate::store::Object>| {
-                match object {
-                    Some(object) => reading.read(key, &object.body)?,
-                    None => gone = true,
+                let Some(object) = object else {
+                    gone = true;
+                    return Ok(());
+                };
+                // What one of us put was checked then, and its name is not used again.
+                let ours = self.0.layout.is_ours(key.as_str());
+                reading.ahead = if ours { i64::MAX } else { ahead };
+                reading.read(key, &object.body)?;
+                if !ours {
+                    flat.push((key.clone(), object.meta.version));
                 }
                 Ok(())
             };
-            self.read_objects(keys, each).await?;
+            let large = self.read_objects(keys, each).await?;
+            for key in large {
+                let ours = self.0.layout.is_ours(key.as_str());
+                reading.ahead = if ours { i64::MAX } else { ahead };
+                match self.take_large(&key, shard, &mut reading, options).await? {
+                    Some(version) if !ours => flat.push((key, version)),
+                    Some(_) => {}
+                    None => gone = true,
+                }
+            }
             if gone {
                 // Merged by another compiler, whose shard is not the one that we opened.
                 return Err(Stop::Abort("another compiler has taken the inbox".to_owned()));
             }
             self.set_aside(shard, &mut reading, options).await?;
         }
-        let mut flat = Vec::new();
+        if !flat.is_empty() {
+            pending.retain(|key| self.0.layout.is_ours(key.as_str()));
+        }
+        reading.ahead = ahead;
         for keys in work.flat.chunks(1024) {
             let each = |key: &Key, object: Option<crate::store::Object>| {
                 // One that is gone was merged, or taken back by whoever wrote it.
@@ -404,7 +440,11 @@ impl Index {
                 }
                 Ok(())
             };
-            self.read_objects(keys, each).await?;
+            let large = self.read_objects(keys, each).await?;
+            for key in large {
+                let version = self.take_large(&key, shard, &mut reading, options).await?;
+                flat.extend(version.map(|version| (key, version)));
+            }
             self.set_aside(shard, &mut reading, options).await?;
         }
         let records = reading.sorter.pushed() + reading.quarantined;
@@ -414,6 +454,23 @@ impl Index {
         };
         let Reading { sorter, quarantined, .. } = reading;
         Ok(Taken { sorted: sorter.finish()?, records, quarantined, pending, flat, more, resorted })
+    }
+
+    /// Reads an object that is too large for memory, and returns its version, or `None` if it is gone.
+    async fn take_large(
+        &self,
+        key: &Key,
+        shard: Shard,
+        reading: &mut Reading,
+        options: &CompactOptions,
+    ) -> Result<Option<Version>, Stop> {
+        let Some(source) = self.0.store.open(key).await? else { return Ok(None) };
+        let mut pieces = Pieces::new(&*source);
+        while let Some(rows) = pieces.next().await? {
+            reading.read(key, &rows)?;
+            self.set_aside(shard, reading, options).await?;
+        }
+        Ok(Some(source.meta().version.clone()))
     }
 
     /// Reads a shard that is not sorted like an inbox.
@@ -429,6 +486,7 @@ impl Index {
         let key = self.0.layout.shard(shard);
         // Whatever its time says: it is there.
         reading.ahead = i64::MAX;
+        reading.moved = 0;
         while let Some(rows) = pieces.next().await? {
             for row in usv::rows(&rows) {
                 resorted.rows += 1;
@@ -437,6 +495,7 @@ impl Index {
             reading.read(&key, &rows)?;
             self.set_aside(shard, reading, options).await?;
         }
+        resorted.moved = reading.moved;
         Ok(resorted)
     }
 
@@ -453,7 +512,6 @@ impl Index {
         for (source, bad) in std::mem::take(&mut reading.bad) {
             self.quarantine(shard, &source, &bad, &options.worker).await?;
         }
-        reading.stray_bytes = 0;
         for (other, rows) in std::mem::take(&mut reading.strays) {
             self.forward(other, rows).await?;
         }
@@ -500,7 +558,7 @@ impl Index {
             deletions: deletions.saturating_add_signed(tally.deletions),
             bytes: len,
             digest: digest_before.plus(tally.written).minus(tally.removed),
-            generation: last.map_or(0, |statistics| statistics.generation) + 1,
+            generation: last.map_or(0, |statistics| statistics.generation).saturating_add(1),
             compacted_at: now,
             worker_id: options.worker.clone(),
             version_before: before.map_or_else(String::new, |version| version.as_str().to_owned()),
@@ -566,14 +624,14 @@ struct Reading {
     quarantined: u64,
     bad: Vec<(String, Vec<Bad>)>,
     strays: BTreeMap<Shard, Vec<u8>>,
-    stray_bytes: usize,
+    moved: u64,
 }
 
 impl Reading {
     fn read(&mut self, key: &Key, body: &Bytes) -> Result<()> {
         let mut bad = Vec::new();
         for raw in usv::rows(body) {
-            let Self { schema, width, shard, ahead, strays, stray_bytes, .. } = self;
+            let Self { schema, width, shard, ahead, strays, moved, .. } = self;
             let pushed = self.sorter.push(|out| {
                 let start = out.len();
                 let row = match schema.canonical(raw, out) {
@@ -585,9 +643,9 @@ impl Reading {
                         "updated_at is more than 5 minutes ahead of the store's clock".to_owned(),
                     ));
                 }
-                let home = key_hash(&out[start..start + row.key_len]).shard(*width);
+                let home = KeyHash::of_field(&out[start..start + row.key_len]).shard(*width);
                 if home != *shard {
-                    *stray_bytes += out.len() - start + 1;
+                    *moved += 1;
                     let rows = strays.entry(home).or_default();
                     rows.extend_from_slice(&out[start..]);
                     rows.push(usv::END);
@@ -651,6 +709,9 @@ impl Merging<'_> {
             self.index.still_that(&self.schema).await?;
             let source = self.index.0.layout.shard(self.shard);
             self.index.quarantine(self.shard, source.as_str(), &bad, "").await?;
+        }
+        for (home, rows) in self.merger.take_strays() {
+            self.index.forward(home, rows).await?;
         }
         if let Some(Err(_)) = self.tenure.map(Tenure::check) {
             return Err(Stop::Abort("the shard's lease was lost".to_owned()));

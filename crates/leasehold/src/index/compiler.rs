@@ -14,8 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Index;
 use super::compact::{Compaction, Outcome, Work};
-use super::inbox::Backlog;
-use crate::store::{Detail, List};
+use crate::store::{Detail, Kind, List};
 use crate::{Error, ErrorKind, Result, host};
 
 /// How many flat files are taken in at once.
@@ -115,7 +114,8 @@ impl Index {
         while let Some(mut files) = listing.next(AT_ONCE).await? {
             flat.append(&mut files.remove(&shard).unwrap_or_default());
         }
-        let done = self.compact_fully(shard, Work { pending: None, flat }, options).await?;
+        let work = Work { flat, whole: true, ..Work::default() };
+        let done = self.compact_fully(shard, work, options).await?;
         self.name_shards([shard].into()).await;
         Ok(done)
     }
@@ -140,27 +140,31 @@ impl Index {
             ));
         }
         let before = self.now().await?.minus(age).as_micros();
-        let options = CompactOptions {
-            purge_before: Some(before),
-            trigger: Trigger::default(),
-            ..options.clone()
-        };
-        self.compact_with(&options).await
+        let options = CompactOptions { trigger: Trigger::default(), ..options.clone() };
+        // First what waits anywhere: records in the wrong place go where they are seen.
+        let first = CompactOptions { purge_before: None, rewrite: false, ..options.clone() };
+        let mut pass = self.compact_with(&first).await?;
+        let options = CompactOptions { purge_before: Some(before), ..options };
+        let Pass { shards, failed } = self.compact_with(&options).await?;
+        pass.shards.extend(shards);
+        pass.failed.extend(failed);
+        Ok(pass)
     }
 
     async fn pass(&self, options: &CompactOptions, stop: &CancellationToken) -> Result<Pass> {
         self.refresh().await?;
-        // As many as fit on a page are worked through from one LIST. It came before the shards'
+        // What fits into memory is worked through from one listing. It came before the shards'
         // versions, but what is in the objects is read after them: that is what counts.
-        let most = match self.store().kind().is_bucket() {
-            true => crate::store::PAGE - 1,
-            false => 20_000,
+        let most = match self.store().kind() {
+            Kind::Directory => self.0.settings.most_objects.min(20_000),
+            _ => self.0.settings.most_objects,
         };
         let mut backlog = self.backlog(most).await?;
-        let mut flat_files = self.flat_files()?;
+        let detail = if options.trigger.is_always() { Detail::Keys } else { Detail::Stat };
+        let mut flat_files = self.flat_files_in(detail)?;
         let mut flat = flat_files.next(AT_ONCE).await?.unwrap_or_default();
-        let mut shards: BTreeSet<Shard> =
-            backlog.inbox.keys().chain(flat.keys()).copied().collect();
+        let whole = flat_files.is_done();
+        let mut shards: BTreeSet<Shard> = backlog.keys().chain(flat.keys()).copied().collect();
         if options.rewrite || options.purge_before.is_some() {
             shards.extend(self.existing_shards().await?);
         }
@@ -170,12 +174,11 @@ impl Index {
             self.shuffle(&mut order);
             let mut work = Vec::with_capacity(order.len());
             for shard in order {
-                let pending = match backlog.complete {
-                    true => Some(backlog.inbox.remove(&shard).unwrap_or_default()),
-                    false => None,
-                };
+                let listed = backlog.remove(&shard).unwrap_or_default();
+                let (more, pending) = (listed.more, listed.known());
                 let flat = flat.remove(&shard).unwrap_or_default();
-                work.push((shard, Work { pending, flat }));
+                let waiting = flat_files.waiting(shard);
+                work.push((shard, Work { pending, more, flat, waiting, whole }));
             }
             self.work_through(work, options, stop, &mut pass).await?;
             // The names of a million flat files are not for memory: the rest comes in turn.
@@ -183,11 +186,11 @@ impl Index {
                 Some(more) if !stop.is_cancelled() => flat = more,
                 _ => break,
             }
-            backlog = Backlog { complete: true, ..Backlog::default() };
             shards = flat.keys().copied().collect();
         }
-        let created = pass.shards.iter().filter(|done| done.created).map(|done| done.shard);
-        self.name_shards(created.collect()).await;
+        // Not only those that were made: who made them may have died before naming them.
+        let written = pass.shards.iter().filter(|done| done.outcome == Outcome::Published);
+        self.name_shards(written.map(|done| done.shard).collect()).await;
         Ok(pass)
     }
 
@@ -245,9 +248,24 @@ impl Index {
         loop {
             // Flat files are taken in by parts as well.
             let later = work.flat.split_off(work.flat.len().min(most));
+            work.whole &= later.is_empty();
+            let whole = work.whole;
+            // So are objects, from one listing as far as it goes.
+            let next = work.pending.as_mut().map(|keys| keys.split_off(keys.len().min(most)));
+            let next = next.filter(|keys| !keys.is_empty());
+            let cut = work.more;
+            work.more |= next.is_some();
             let mut done = self.compact_shard(shard, work, options).await?;
             let more = done.more || !later.is_empty();
-            work = Work { pending: None, flat: later };
+            // Files that could not be deleted are there, though not in the next round.
+            let whole = whole && done.left == 0;
+            work = Work {
+                more: cut && next.is_some(),
+                pending: next,
+                flat: later,
+                whole,
+                ..Work::default()
+            };
             if let Some(before) = &all {
                 done.counts.inbox += before.counts.inbox;
                 done.counts.inserted += before.counts.inserted;
@@ -255,6 +273,7 @@ impl Index {
                 done.counts.older += before.counts.older;
                 done.counts.quarantined += before.counts.quarantined;
                 done.counts.purged += before.counts.purged;
+                done.counts.moved += before.counts.moved;
                 done.counts.rows_before = before.counts.rows_before;
                 done.swept += before.swept;
                 done.left += before.left;
@@ -281,7 +300,11 @@ impl Index {
         }
         let list = List::prefix(self.0.layout.inbox_of(shard))?.detail(Detail::Stat).unordered();
         let mut listing = self.store().list(list);
-        let (mut count, mut bytes, mut age) = (work.flat.len() as u64, 0, Duration::ZERO);
+        let (mut count, mut bytes) = (work.flat.len() as u64, work.waiting.bytes);
+        let mut age = match work.waiting.since {
+            Some(since) => self.store().now().await?.since(since),
+            None => Duration::ZERO,
+        };
         while let Some(page) = listing.next_page().await? {
             let now = match page.now {
                 Some(now) => now,

@@ -1,7 +1,7 @@
 //! Copies an index into another: the way to another width, another store, another schema.
 
 use super::{Index, NewIndex};
-use crate::{Result, Store};
+use crate::{Error, Result, Store};
 
 /// How much is collected before it is written: a batch has one object per shard.
 const BATCH_BYTES: usize = 32 << 20;
@@ -21,6 +21,13 @@ impl Index {
             Some(to) => to,
             None => Self::create(store, name, new).await?,
         };
+        self.refresh().await?;
+        // No two descriptions have the same nonce.
+        if to.name() == self.name() && to.package().nonce == self.package().nonce {
+            return Err(Error::invalid("an index cannot be copied into itself"));
+        }
+        // Rows go by place: in other fields, columns would shift.
+        self.schema().may_become(&to.schema())?;
         let mut scan = self.scan(2).await?;
         let mut batch = to.batch().await?;
         let mut done = 0;

@@ -40,6 +40,13 @@ fn view(index: &Index) -> String {
         quoted(&schema.fields()[schema.updated_at()].name),
         quoted(&schema.fields()[schema.deleted()].name),
     );
+    // Equal times: a deletion, then the larger row. Fields are separated by what is less than anything in
+    // them, so the first field that differs decides.
+    let ties: Vec<String> = schema
+        .fields()
+        .iter()
+        .map(|field| format!("CAST({} AS VARCHAR) DESC NULLS LAST", quoted(&field.name)))
+        .collect();
     // Control characters in values are written as ESC and a letter.
     let values: Vec<String> = schema
         .fields()
@@ -65,10 +72,11 @@ fn view(index: &Index) -> String {
              delim = chr(31), quote = '', escape = '', header = false, auto_detect = false,\n    \
              null_padding = true, columns = {{{columns}}})\n\
          QUALIFY row_number() OVER (PARTITION BY {key} \
-             ORDER BY {time} DESC, coalesce({deleted}, false) DESC) = 1\n    \
+             ORDER BY {time} DESC, coalesce({deleted}, false) DESC, {ties}) = 1\n    \
              AND coalesce({deleted}, false) = false;\n",
         view = quoted(index.name()),
         values = values.join(", "),
+        ties = ties.join(", "),
         columns = columns.join(", "),
     )
 }

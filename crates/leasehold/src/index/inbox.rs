@@ -3,26 +3,36 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use leasehold_protocol::format::root::Limit;
 use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::{KeyHash, Shard};
 
-use super::Index;
-use super::cache::CachedInbox;
-use crate::store::large::Stamp;
-use crate::store::{Kind, List, Object, PAGE};
-use crate::{Key, Result};
+use super::cache::{CachedInbox, KnownFlat};
+use super::{Index, Inner};
+use crate::store::large::{SMALL, Stamp};
+use crate::store::{Detail, Kind, List, Object, PAGE};
+use crate::{Key, Result, StoreTime};
 
 /// How many inbox objects of a bucket are read at a time.
 const WINDOW: usize = 24;
 
-/// The pending objects of some shards.
+/// The pending objects of all shards that have any.
+pub(super) type Backlog = BTreeMap<Shard, Listed>;
+
+/// The pending objects of a shard, as far as they are listed.
 #[derive(Debug, Default)]
-pub(super) struct Backlog {
-    /// By shard.
-    pub inbox: BTreeMap<Shard, Vec<Key>>,
-    /// Whether `inbox` has all objects, and not only the shards that have any.
-    pub complete: bool,
+pub(super) struct Listed {
+    pub keys: Vec<Key>,
+    /// Whether there may be more.
+    pub more: bool,
+}
+
+impl Listed {
+    /// The objects, or `None` if they have yet to be listed.
+    pub fn known(self) -> Option<Vec<Key>> {
+        (!self.more || !self.keys.is_empty()).then_some(self.keys)
+    }
 }
 
 impl Index {
@@ -38,50 +48,84 @@ impl Index {
         Ok(keys)
     }
 
-    /// All that is pending, object by object if that is not more than `most`, else only which shards
-    /// have any. One LIST while the inbox is small.
+    /// All that is pending: object by object if that is not much more than `most`, else as far as it is
+    /// listed by then, and which other shards have any. As many LISTs as there are pages, and one.
     pub(super) async fn backlog(&self, most: usize) -> Result<Backlog> {
         let layout = &self.0.layout;
-        let mut backlog = Backlog { complete: true, ..Backlog::default() };
+        let mut backlog = Backlog::new();
         let mut listing = self.0.store.list(List::prefix(layout.inbox())?.unordered());
-        let mut count = 0;
-        while let Some(page) = listing.next_page().await? {
+        let (mut count, mut last, mut cut) = (0, None, false);
+        while !cut && let Some(page) = listing.next_page().await? {
+            cut = count >= most;
             count += page.entries.len();
-            if count > most {
-                backlog.complete = false;
-                break;
-            }
             for entry in page.entries {
                 if let Some((shard, _)) = layout.pending(entry.key.as_str()) {
-                    backlog.inbox.entry(shard).or_default().push(entry.key);
+                    backlog.entry(shard).or_default().keys.push(entry.key);
+                    last = Some(shard);
                 }
             }
         }
-        if !backlog.complete {
-            backlog.inbox.clear();
+        if cut {
+            // In order, only the last shard can have more. A directory is not listed in order.
+            let ordered = self.0.store.kind() != Kind::Directory
+                && !self.0.store.limits().await?.contains(&Limit::ListOrder);
+            match ordered {
+                true => _ = last.map(|last| backlog.entry(last).or_default().more = true),
+                false => backlog.clear(),
+            }
             let mut listing = self.0.store.list(List::prefix(layout.inbox())?.delimited());
             while let Some(page) = listing.next_page().await? {
-                for shard in
-                    page.prefixes.iter().filter_map(|prefix| layout.shard_of_prefix(prefix))
-                {
-                    backlog.inbox.entry(shard).or_default();
+                let prefixes = page.prefixes.iter();
+                for shard in prefixes.filter_map(|prefix| layout.shard_of_prefix(prefix)) {
+                    backlog.entry(shard).or_insert(Listed { keys: Vec::new(), more: true });
                 }
             }
         }
         let width = self.known().package.width;
-        backlog.inbox.retain(|shard, _| shard.width() == width);
+        backlog.retain(|shard, _| shard.width() == width);
         Ok(backlog)
     }
 
     /// Lists the flat inbox, if there is one.
     pub(super) fn flat_files(&self) -> Result<FlatFiles> {
-        let mut list = List::prefix(self.0.layout.base())?.delimited().unordered();
+        self.flat_files_in(Detail::Keys)
+    }
+
+    /// The same; with sizes and times, it also tells how much waits and since when.
+    pub(super) fn flat_files_in(&self, detail: Detail) -> Result<FlatFiles> {
+        let mut list = List::prefix(self.0.layout.base())?.delimited().unordered().detail(detail);
         if mutant::is(Mutant::RandomPage) {
-            list = List::prefix(self.0.layout.base())?.limit(7);
+            list = List::prefix(self.0.layout.base())?.detail(detail).limit(7);
         }
         let flat = self.known().package.flat_inbox;
         let listing = flat.then(|| self.0.store.list(list));
-        Ok(FlatFiles { index: self.clone(), listing })
+        Ok(FlatFiles { index: self.clone(), listing, waiting: BTreeMap::new() })
+    }
+
+    /// Whether it is known that the flat inbox holds no file of a plain name, without asking for one: the
+    /// folder is as it was when it held none.
+    pub(super) async fn flat_is_empty(&self) -> Result<bool> {
+        let (store, cache) = (&self.0.store, &self.0.cache);
+        let folder = self.0.layout.base().trim_end_matches('/');
+        let known = cache.flat();
+        let stamp = match known {
+            KnownFlat::Perhaps { later: 1.. } => return Ok(false),
+            _ => store.stamp(folder),
+        };
+        // A folder that has just changed will change again: then a look at the one file is cheaper.
+        let Some(stamp @ Stamp::Present { settled: true, .. }) = stamp else { return Ok(false) };
+        if let KnownFlat::None { stamp: before } = known
+            && stamp.confirms(&before)
+        {
+            return Ok(true);
+        }
+        let mut files = self.flat_files()?;
+        let is_empty = files.next(1).await?.is_none_or(|files| files.is_empty());
+        cache.keep_flat(match is_empty {
+            true => KnownFlat::None { stamp },
+            false => KnownFlat::Perhaps { later: 1000 },
+        });
+        Ok(is_empty)
     }
 
     /// The shard that a file of the flat inbox belongs to by its name.
@@ -98,20 +142,20 @@ impl Index {
     /// inbox is long; none in a directory whose folder has not changed.
     pub(super) async fn pending_of(&self, shard: Shard, hash: &KeyHash) -> Result<Vec<Key>> {
         let layout = &self.0.layout;
-        let folder = layout.inbox_of(shard);
-        let stamp = self.0.store.stamp(folder.trim_end_matches('/'));
-        if stamp == Some(Stamp::Absent) {
-            return Ok(Vec::new());
-        }
-        if let (Some(stamp), Some(known)) = (stamp, self.0.cache.inbox(shard))
-            && stamp.confirms(&known.stamp)
+        let prefix = layout.inbox_of(shard);
+        let folder = prefix.trim_end_matches('/');
+        let (store, cache) = (&self.0.store, &self.0.cache);
+        if let Some(known) = cache.inbox(shard)
+            && store.stamp(folder).is_some_and(|stamp| stamp.confirms(&known.stamp))
         {
             return Ok(self.of_key(&known.keys, hash));
         }
-        let mut listing = self.0.store.list(List::prefix(&folder)?.unordered());
-        let listed = match self.0.store.peek(folder.trim_end_matches('/'), PAGE) {
-            Some(keys) => Some(keys),
+        let listed = match store.peek(folder, PAGE) {
+            Some((stamp, keys)) => Some((Some(stamp), keys)),
             None => {
+                // Before it is listed: what changes meanwhile shows the next time.
+                let stamp = store.stamp(folder);
+                let mut listing = store.list(List::prefix(&prefix)?.unordered());
                 let (mut keys, mut whole) = (Vec::new(), false);
                 // A short page is not the last one.
                 while keys.len() < PAGE && !whole {
@@ -120,13 +164,13 @@ impl Index {
                         None => whole = true,
                     }
                 }
-                whole.then_some(keys)
+                whole.then_some((stamp, keys))
             }
         };
-        if let Some(keys) = listed {
+        if let Some((stamp, keys)) = listed {
             let ours = self.of_key(&keys, hash);
             if let Some(stamp) = stamp {
-                self.0.cache.keep_inbox(shard, Arc::new(CachedInbox { stamp, keys }));
+                cache.keep_inbox(shard, Arc::new(CachedInbox { stamp, keys }));
             }
             return Ok(ours);
         }
@@ -154,21 +198,31 @@ impl Index {
         keys.iter().filter(may_hold).cloned().collect()
     }
 
-    /// Reads these objects and hands each to `each`, in any order; `None` for one that is gone.
+    /// Reads these objects and hands each to `each`, in any order; `None` for one that is gone. Returns
+    /// those that are too large for that: they are to be read in pieces.
     pub(super) async fn read_objects(
         &self,
         keys: &[Key],
         mut each: impl FnMut(&Key, Option<Object>) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Vec<Key>> {
         let store = &self.0.store;
+        let mut large = Vec::new();
+        let mut hand_over = |key: Key, read: Small| match read {
+            Small::Gone => each(&key, None),
+            Small::Whole(object) => each(&key, Some(object)),
+            Small::TooLarge => {
+                large.push(key);
+                Ok(())
+            }
+        };
         if matches!(store.kind(), Kind::Directory | Kind::Memory) {
             for (at, key) in keys.iter().enumerate() {
-                each(key, store.get(key).await?)?;
+                hand_over(key.clone(), Small::read(self, key).await?)?;
                 if at % 64 == 63 {
                     tokio::task::yield_now().await;
                 }
             }
-            return Ok(());
+            return Ok(large);
         }
         let mut reads = tokio::task::JoinSet::new();
         let mut rest = keys.iter();
@@ -176,15 +230,39 @@ impl Index {
             while reads.len() < WINDOW
                 && let Some(key) = rest.next()
             {
-                let (store, key) = (store.clone(), key.clone());
-                reads.spawn(async move { (store.get(&key).await, key) });
+                let (index, key) = (self.clone(), key.clone());
+                reads.spawn(async move { (Small::read(&index, &key).await, key) });
             }
-            let Some(read) = reads.join_next().await else { return Ok(()) };
-            let (object, key) = read.map_err(|error| {
+            let Some(read) = reads.join_next().await else { return Ok(large) };
+            let (read, key) = read.map_err(|error| {
                 crate::Error::unavailable("reading was interrupted").caused_by(error)
             })?;
-            each(&key, object?)?;
+            hand_over(key, read?)?;
         }
+    }
+}
+
+/// An object that is read at once if it is small.
+enum Small {
+    Gone,
+    Whole(Object),
+    TooLarge,
+}
+
+impl Small {
+    async fn read(index: &Index, key: &Key) -> Result<Self> {
+        let Inner { store, layout, .. } = &*index.0;
+        // One record is never too large, and most objects hold one: the shorter way.
+        let single = matches!(layout.pending(key.as_str()), Some((_, Pending::Single { .. })));
+        if single && layout.is_ours(key.as_str()) {
+            return Ok(store.get(key).await?.map_or(Self::Gone, Self::Whole));
+        }
+        let Some(source) = store.open(key).await? else { return Ok(Self::Gone) };
+        if source.meta().size > SMALL as u64 {
+            return Ok(Self::TooLarge);
+        }
+        let (body, meta) = (source.read_at(0, SMALL).await?, source.meta().clone());
+        Ok(Self::Whole(Object { body, meta }))
     }
 }
 
@@ -195,9 +273,27 @@ pub(super) type Flat = BTreeMap<Shard, Vec<Key>>;
 pub(super) struct FlatFiles {
     index: Index,
     listing: Option<crate::store::Listing>,
+    waiting: BTreeMap<Shard, Waiting>,
+}
+
+/// How much waits for a shard in the flat inbox, and since when.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Waiting {
+    pub bytes: u64,
+    pub since: Option<StoreTime>,
 }
 
 impl FlatFiles {
+    /// What waits for a shard, of the files that were told.
+    pub fn waiting(&self, shard: Shard) -> Waiting {
+        self.waiting.get(&shard).copied().unwrap_or_default()
+    }
+
+    /// Whether the last file was told.
+    pub fn is_done(&self) -> bool {
+        self.listing.is_none()
+    }
+
     /// The next files, about as many as asked for, or `None` after the last.
     pub async fn next(&mut self, most: usize) -> Result<Option<Flat>> {
         let Some(listing) = &mut self.listing else { return Ok(None) };
@@ -209,6 +305,12 @@ impl FlatFiles {
             };
             for entry in page.entries {
                 if let Some(shard) = self.index.flat_shard(&entry.key) {
+                    let waiting = self.waiting.entry(shard).or_default();
+                    waiting.bytes = waiting.bytes.saturating_add(entry.size.unwrap_or(0));
+                    waiting.since = match (waiting.since, entry.modified) {
+                        (Some(since), Some(modified)) => Some(since.min(modified)),
+                        (since, modified) => since.or(modified),
+                    };
                     flat.entry(shard).or_default().push(entry.key);
                     count += 1;
                 }

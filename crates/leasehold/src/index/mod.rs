@@ -66,9 +66,10 @@ pub use compact::{Compaction, Outcome};
 pub use compiler::{CompactOptions, Compiler, CompilerSettings, Pass};
 pub use leasehold_protocol::compile::Trigger;
 pub use leasehold_protocol::format::datapackage::{Field, Kind as FieldKind, Package, Schema};
+pub use leasehold_protocol::format::quarantine::Reason;
 pub use leasehold_protocol::format::statistics::{Counts, Statistics};
 pub use leasehold_protocol::shard::{Shard, Width};
-pub use quarantine::{Quarantined, Reason};
+pub use quarantine::Quarantined;
 pub use read::Freshness;
 pub use scan::{Chunk, Scan};
 pub use status::{ShardStatus, Status};
@@ -142,7 +143,7 @@ struct Inner {
     store: Store,
     layout: Layout,
     settings: IndexSettings,
-    known: RwLock<Known>,
+    known: RwLock<Arc<Known>>,
     /// The latest time that this handle gave to a record.
     last: AtomicI64,
     /// How far the store's clock is ahead of our boot clock, at least, in microseconds.
@@ -153,7 +154,7 @@ struct Inner {
 }
 
 /// What is known of the index's description.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Known {
     package: Arc<Package>,
     schema: Arc<Schema>,
@@ -228,9 +229,10 @@ impl Index {
     /// The same index, read and compiled in this way. Starts with an empty cache.
     #[must_use]
     pub fn with_settings(&self, settings: IndexSettings) -> Self {
-        let Known { package, version, .. } = self.known();
+        let known = self.known();
         let Inner { store, layout, .. } = &*self.0;
-        Self::with(store, layout.clone(), (*package).clone(), version, settings)
+        let package = (*known.package).clone();
+        Self::with(store, layout.clone(), package, known.version.clone(), settings)
     }
 
     fn with(
@@ -247,7 +249,7 @@ impl Index {
             store: store.clone(),
             cache: cache::Cache::new(&settings, store, layout.name()),
             memory: Arc::new(tokio::sync::Semaphore::new(kib)),
-            known: RwLock::new(Known { package: Arc::new(package), schema, version }),
+            known: RwLock::new(Arc::new(Known { package: Arc::new(package), schema, version })),
             last: AtomicI64::new(i64::MIN),
             offset: AtomicI64::new(i64::MIN),
             layout,
@@ -272,12 +274,12 @@ impl Index {
 
     /// Its description, as this handle last saw it.
     pub fn package(&self) -> Arc<Package> {
-        self.known().package
+        self.known().package.clone()
     }
 
     /// What its records look like, as this handle last saw it.
     pub fn schema(&self) -> Arc<Schema> {
-        self.known().schema
+        self.known().schema.clone()
     }
 
     /// All its shards.
@@ -306,14 +308,14 @@ impl Index {
         Ok(StoreTime::from_micros(boot.saturating_add(highest)))
     }
 
-    fn known(&self) -> Known {
+    fn known(&self) -> Arc<Known> {
         self.0.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn learn(&self, package: Package, version: Version) {
         let schema = Arc::new(package.schema.clone());
         let mut known = self.0.known.write().unwrap_or_else(PoisonError::into_inner);
-        *known = Known { package: Arc::new(package), schema, version };
+        *known = Arc::new(Known { package: Arc::new(package), schema, version });
     }
 
     /// Looks whether somebody changed the description: a conditional GET.
@@ -358,14 +360,15 @@ impl Index {
         let key = self.0.layout.datapackage();
         for _ in 0..16 {
             self.refresh().await?;
-            let Known { package, version, .. } = self.known();
+            let known = self.known();
             let nonce = self.0.store.env().nonce();
-            let mut next = (*package).clone();
+            let mut next = (*known.package).clone();
             if !change(&mut next)? {
                 return Ok(());
             }
             let next = next.marked(nonce);
-            let write = Write::when(When::Matches(version), Proof::Nonce(nonce));
+            let matches = When::Matches(known.version.clone());
+            let write = Write::when(matches, Proof::Nonce(nonce));
             match self.0.store.put(&key, next.to_bytes().into(), write).await? {
                 Put::Stored(version) => {
                     self.learn(next, version);

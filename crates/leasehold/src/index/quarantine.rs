@@ -1,30 +1,14 @@
 //! What could not be read: kept, reported, never in the way.
 
 use leasehold_protocol::compile::Bad;
+use leasehold_protocol::format::quarantine::Reason;
 use leasehold_protocol::format::usv;
 use leasehold_protocol::layout::index::quarantine_id;
 use leasehold_protocol::shard::Shard;
-use leasehold_protocol::time::StoreTime;
-use serde::{Deserialize, Serialize};
 
 use super::Index;
 use crate::store::{List, Put, Write};
 use crate::{Error, ErrorKind, Key, Result};
-
-/// Why rows are in quarantine: `quarantine/{id}.json`. The rows stand beside it as they were found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reason {
-    /// Where they were found.
-    pub source: String,
-    /// In which shard.
-    pub shard: String,
-    /// When, by the store's clock.
-    pub at: StoreTime,
-    /// By whom.
-    pub worker_id: String,
-    /// What is wrong with each.
-    pub reasons: Vec<String>,
-}
 
 /// Rows in quarantine.
 #[derive(Debug, Clone)]
@@ -59,7 +43,7 @@ impl Index {
             reasons: bad.iter().map(|bad| bad.reason.clone()).collect(),
         };
         tracing::warn!(%id, source, rows = bad.len(), reason = bad[0].reason, "put into quarantine");
-        let reason = serde_json::to_vec_pretty(&reason).unwrap_or_default();
+        let reason = reason.to_bytes();
         let layout = &self.0.layout;
         for (key, body) in
             [(layout.quarantined(&id)?, rows), (layout.quarantine_reason(&id)?, reason)]
@@ -92,10 +76,9 @@ impl Index {
 
     async fn reason_at(&self, key: &Key) -> Result<Option<Reason>> {
         let Some(object) = self.store().get(key).await? else { return Ok(None) };
-        let reason = serde_json::from_slice(&object.body).map_err(|error| {
-            Error::new(ErrorKind::Data, format!("cannot be read: {error}")).at(key)
-        })?;
-        Ok(Some(reason))
+        let reason = Reason::parse(&object.body);
+        let unreadable = || Error::new(ErrorKind::Data, "cannot be read").at(key);
+        reason.ok_or_else(unreadable).map(Some)
     }
 
     /// One entry and its rows as they were found, or `None`.
@@ -128,15 +111,20 @@ impl Index {
             }
         }
         let good = batch.len();
-        if good == 0 {
+        if good == 0 && !bad.is_empty() {
             return Ok(Some((0, bad.len())));
         }
         batch.flush().await?;
-        if let (false, Ok(shard)) = (bad.is_empty(), entry.reason.shard.parse()) {
+        let layout = &self.0.layout;
+        if !bad.is_empty() {
+            let Ok(shard) = entry.reason.shard.parse() else {
+                let message = format!("{:?} is not a shard", entry.reason.shard);
+                return Err(Error::new(ErrorKind::Data, message).at(&layout.quarantine_reason(id)?));
+            };
             self.quarantine(shard, &entry.reason.source, &bad, &entry.reason.worker_id).await?;
         }
-        let layout = &self.0.layout;
-        // The reason last: as long as it is there, the entry is listed.
+        // The reason last: as long as it is there, the entry is listed. One without rows is what is left
+        // of a retry that died here.
         let keys = [layout.quarantined(id)?, layout.quarantine_reason(id)?];
         self.store().delete_many(&keys[..1]).await?;
         self.store().delete_many(&keys[1..]).await?;

@@ -39,6 +39,14 @@ enum Found {
     Unreadable(Option<Bytes>),
 }
 
+/// The rows of a pending object.
+struct Body {
+    rows: Bytes,
+    /// Whether they were checked when they were put: by one of us. A clock that is set back later
+    /// must not hide them.
+    checked: bool,
+}
+
 /// A shard of more than this is searched piece by piece instead of being read.
 const LARGE: u64 = 64 << 20;
 
@@ -123,13 +131,13 @@ impl Index {
             false => None,
         };
         if freshness == Freshness::Checked {
-            for body in self.pending_bodies(shard, &hash).await? {
-                let newest = self.newest_of(&known.schema, &body, &field, &mut unreadable).await?;
-                best = latest(&known.schema, best, newest);
-            }
+            let mut bodies = self.pending_bodies(shard, &hash).await?;
             if known.package.flat_inbox
                 && let Some(body) = self.flat_body(&key).await?
             {
+                bodies.push(Body { rows: body, checked: false });
+            }
+            for body in bodies {
                 let newest = self.newest_of(&known.schema, &body, &field, &mut unreadable).await?;
                 best = latest(&known.schema, best, newest);
             }
@@ -144,14 +152,18 @@ impl Index {
     }
 
     /// What is pending and may hold a key.
-    async fn pending_bodies(&self, shard: Shard, hash: &KeyHash) -> Result<Vec<Bytes>> {
+    async fn pending_bodies(&self, shard: Shard, hash: &KeyHash) -> Result<Vec<Body>> {
         let mut bodies = Vec::new();
         for key in self.pending_of(shard, hash).await? {
-            if let Some(body) = self.0.cache.object(&key) {
-                bodies.push(body);
+            let checked = self.0.layout.is_ours(key.as_str());
+            if let Some(rows) = self.0.cache.object(&key) {
+                bodies.push(Body { rows, checked });
             } else if let Some(object) = self.0.store.get(&key).await? {
-                self.0.cache.keep_object(key, object.body.clone());
-                bodies.push(object.body);
+                // Under another tool's name there may be something else the next time.
+                if checked {
+                    self.0.cache.keep_object(key, object.body.clone());
+                }
+                bodies.push(Body { rows: object.body, checked });
             }
             // Else merged meanwhile: the shard, which is read after this, has it.
         }
@@ -159,6 +171,11 @@ impl Index {
     }
 
     async fn flat_body(&self, key: &str) -> Result<Option<Bytes>> {
+        // Long names are cut into folders, which change without the flat inbox' own folder changing.
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+        if key.len() < 128 && key.bytes().all(plain) && self.flat_is_empty().await? {
+            return Ok(None);
+        }
         if self.0.store.stamp(&self.0.layout.flat_text(key)) == Some(Stamp::Absent) {
             return Ok(None);
         }
@@ -171,23 +188,22 @@ impl Index {
     async fn newest_of(
         &self,
         schema: &Schema,
-        body: &[u8],
+        body: &Body,
         field: &[u8],
         unreadable: &mut bool,
     ) -> Result<Option<Bytes>> {
         let mut best = None;
         let mut row = Vec::new();
-        for raw in usv::rows(body) {
+        for raw in usv::rows(&body.rows) {
             row.clear();
             let Ok(parsed) = schema.canonical(raw, &mut row) else {
                 *unreadable = true;
                 continue;
             };
-            if row[..parsed.key_len] == *field {
-                let ahead = self.now().await?.plus(AHEAD).as_micros();
-                if parsed.updated_at <= ahead {
-                    best = latest(schema, best, Some(Bytes::copy_from_slice(&row)));
-                }
+            if row[..parsed.key_len] == *field
+                && (body.checked || parsed.updated_at <= self.now().await?.plus(AHEAD).as_micros())
+            {
+                best = latest(schema, best, Some(Bytes::copy_from_slice(&row)));
             }
         }
         Ok(best)
@@ -204,10 +220,11 @@ impl Index {
             Loaded::Whole(loaded) => loaded,
             Loaded::Large(source) => return find_in_source(&*source, field).await,
         };
-        if let Some(row) = find(&loaded.body, field) {
+        let found = find(&loaded.body, field);
+        if let Some(row) = found.filter(|row| is_single(&loaded.body, row)) {
             return Ok(Some(loaded.body.slice_ref(row)));
         }
-        if loaded.was_checked() || is_in_order(&loaded.body) {
+        if found.is_none() && (loaded.was_checked() || is_in_order(&loaded.body)) {
             return Ok(None);
         }
         // Another tool wrote this shard. Once for this version: put it into order.
@@ -229,22 +246,27 @@ impl Index {
             return Ok(Loaded::Whole(cached));
         }
         let (store, cache) = (&self.0.store, &self.0.cache);
-        // Before it is read: what changes while we read shows next time.
-        let stamp = store.stamp(&self.0.layout.shard_text(shard));
-        if stamp == Some(Stamp::Absent) {
-            return Ok(Loaded::Whole(Arc::new(CachedShard::new(None, None, Bytes::new()))));
-        }
-        if let (Some(cached), Some(stamp)) = (&cached, &stamp)
-            && cached.stamp.is_some_and(|before| stamp.confirms(&before))
+        if let Some(cached) = &cached
+            && let Some(before) = cached.stamp
+            && store
+                .stamp(&self.0.layout.shard_text(shard))
+                .is_some_and(|now| now.confirms(&before))
         {
             return Ok(Loaded::Whole(cached.clone()));
         }
         let key = self.0.layout.shard(shard);
         // In a directory the stamp says what a version would.
-        if stamp.is_some()
-            && let Some(body) = store.slurp(&key)
-        {
-            return Ok(Loaded::Whole(cache.keep_shard(shard, CachedShard::new(None, stamp, body))));
+        if let Some((stamp, body)) = store.slurp(&key) {
+            let found = CachedShard::new(None, Some(stamp), body);
+            return Ok(Loaded::Whole(match stamp {
+                Stamp::Absent => Arc::new(found),
+                Stamp::Present { .. } => cache.keep_shard(shard, found),
+            }));
+        }
+        // Before it is read: what changes while we read shows next time.
+        let stamp = store.stamp(self.0.layout.shard_text(shard).as_str());
+        if stamp == Some(Stamp::Absent) {
+            return Ok(Loaded::Whole(Arc::new(CachedShard::new(None, None, Bytes::new()))));
         }
         let kept = match &cached {
             Some(cached) => cached.version.clone().map(|version| (version, cached.body.clone())),
@@ -340,6 +362,18 @@ fn find<'a>(body: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
     None
 }
 
+/// Whether a row that was found is whole and the only one of its key, as its neighbours tell: other
+/// tools may have ended records otherwise, or have put two shards together.
+fn is_single(body: &[u8], row: &[u8]) -> bool {
+    let (key, start) = (usv::first_field(row), row.as_ptr() as usize - body.as_ptr() as usize);
+    let before = body[..start].strip_suffix(&[usv::END]).unwrap_or_default();
+    let from = memchr::memrchr(usv::END, before).map_or(0, |at| at + 1);
+    let behind = body.get(start + row.len() + 1..).unwrap_or_default();
+    let is_less = before.is_empty() || usv::first_field(&before[from..]) < key;
+    let is_more = behind.is_empty() || usv::first_field(behind) > key;
+    is_less && is_more && memchr::memchr2(usv::RECORD, b'\r', row).is_none()
+}
+
 /// The same in a shard that is not in memory: about one piece per halving down to the piece's size.
 async fn find_in_source(source: &dyn Source, key: &[u8]) -> Result<Option<Bytes>> {
     const BLOCK: u64 = 256 << 10;
@@ -391,7 +425,7 @@ async fn find_in_source(source: &dyn Source, key: &[u8]) -> Result<Option<Bytes>
 
 /// Whether the rows are as a compiler of ours leaves them.
 fn is_in_order(body: &[u8]) -> bool {
-    if memchr::memchr(usv::RECORD, body).is_some() {
+    if memchr::memchr2(usv::RECORD, b'\r', body).is_some() {
         return false;
     }
     let mut last: &[u8] = &[];

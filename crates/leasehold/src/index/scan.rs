@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use bytes::Bytes;
 use leasehold_protocol::compile::{Incoming as _, MergeError, Merger, Mode};
 use leasehold_protocol::format::datapackage::Schema;
+use leasehold_protocol::format::row::is_true;
 use leasehold_protocol::format::usv;
-use leasehold_protocol::shard::Shard;
+use leasehold_protocol::shard::{KeyHash, Shard};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -45,10 +46,6 @@ impl Chunk {
         let deleted = schema.deleted();
         usv::rows(&self.rows).filter(move |row| !is_true(usv::field(row, deleted)))
     }
-}
-
-fn is_true(field: &[u8]) -> bool {
-    matches!(field, b"true" | b"True" | b"TRUE" | b"1")
 }
 
 /// All records of an index, as they come. Dropping it ends the reading.
@@ -134,12 +131,10 @@ struct Plan {
 impl Plan {
     async fn read(&self, shard: Shard, send: &mpsc::Sender<Result<Chunk>>) -> Result<()> {
         let index = &self.index;
-        let mut keys: Vec<Key> = match self.backlog.complete {
-            true => self.backlog.inbox.get(&shard).cloned().unwrap_or_default(),
-            false if self.backlog.inbox.contains_key(&shard) => {
-                index.list_inbox(shard, usize::MAX).await?
-            }
-            false => Vec::new(),
+        let mut keys: Vec<Key> = match self.backlog.get(&shard) {
+            Some(listed) if listed.more => index.list_inbox(shard, usize::MAX).await?,
+            Some(listed) => listed.keys.clone(),
+            None => Vec::new(),
         };
         keys.extend(self.flat.get(&shard).into_iter().flatten().cloned());
         let sorted = match keys.is_empty() {
@@ -153,7 +148,7 @@ impl Plan {
             false => self.open(shard).await?,
         };
         match source {
-            Some(source) => self.merge(shard, &*source, sorted, send).await,
+            Some(source) => self.merge(shard, &*source, sorted, &keys, send).await,
             None => self.finish(shard, &mut self.merger(), sorted, send).await,
         }
     }
@@ -184,16 +179,16 @@ impl Plan {
         let ahead = index.now().await?.plus(AHEAD).as_micros();
         let folder = index.settings().spool_folder.clone();
         let mut sorter = Sorter::new(schema.clone(), folder, BUDGET);
-        let each = |_: &Key, object: Option<Object>| {
-            // One that is gone is in the shard by now, which is read after this.
-            let Some(object) = object else { return Ok(()) };
-            for raw in usv::rows(&object.body) {
+        let mut read = |key: &Key, rows: &[u8]| {
+            let checked = index.0.layout.is_ours(key.as_str());
+            for raw in usv::rows(rows) {
                 let pushed = sorter.push(|out| {
                     let start = out.len();
                     let row = schema.canonical(raw, out).map_err(|_| ())?;
-                    let home = super::write::key_hash(&out[start..start + row.key_len]);
+                    let home = KeyHash::of_field(&out[start..start + row.key_len]);
                     // What cannot be read, or is elsewhere at home, does not count here.
-                    match row.updated_at <= ahead && home.shard(width) == shard {
+                    let timely = checked || row.updated_at <= ahead;
+                    match timely && home.shard(width) == shard {
                         true => Ok(row.key_len),
                         false => Err(()),
                     }
@@ -202,7 +197,18 @@ impl Plan {
             }
             Ok(())
         };
-        index.read_objects(keys, each).await?;
+        // One that is gone is in the shard by now, which is read after this.
+        let each = |key: &Key, object: Option<Object>| match object {
+            Some(object) => read(key, &object.body),
+            None => Ok(()),
+        };
+        for key in index.read_objects(keys, each).await? {
+            let Some(source) = index.store().open(&key).await? else { continue };
+            let mut pieces = Pieces::new(&*source);
+            while let Some(rows) = pieces.next().await? {
+                read(&key, &rows)?;
+            }
+        }
         sorter.finish()
     }
 
@@ -211,6 +217,7 @@ impl Plan {
         shard: Shard,
         source: &dyn Source,
         mut sorted: Sorted,
+        keys: &[Key],
         send: &mpsc::Sender<Result<Chunk>>,
     ) -> Result<()> {
         let mut merger = self.merger();
@@ -235,7 +242,7 @@ impl Plan {
                     Ok(done) => rest = &rest[done..],
                     // Nothing of it has been sent: put it into order first.
                     Err(MergeError::Disorder) if first => {
-                        return self.resort(shard, source, &self.keys_of(shard), send).await;
+                        return self.resort(shard, keys, send).await;
                     }
                     Err(MergeError::Disorder) => {
                         let key = self.index.0.layout.shard(shard);
@@ -253,16 +260,11 @@ impl Plan {
         self.finish(shard, &mut merger, sorted, send).await
     }
 
-    fn keys_of(&self, shard: Shard) -> Vec<Key> {
-        let inbox = self.backlog.inbox.get(&shard).into_iter().flatten();
-        inbox.chain(self.flat.get(&shard).into_iter().flatten()).cloned().collect()
-    }
-
-    /// A shard that another tool wrote, in whatever order.
+    /// A shard that another tool wrote, in whatever order. What is pending is read once more, and then
+    /// the shard once more: what is gone from the inbox by now is not in the shard that we had.
     async fn resort(
         &self,
         shard: Shard,
-        source: &dyn Source,
         keys: &[Key],
         send: &mpsc::Sender<Result<Chunk>>,
     ) -> Result<()> {
@@ -270,8 +272,11 @@ impl Plan {
         let schema = index.schema();
         let folder = index.settings().spool_folder.clone();
         let mut sorter = Sorter::new(schema.clone(), folder, BUDGET);
-        let mut pieces = Pieces::new(source);
         let mut pending = self.pending(shard, keys).await?;
+        let Some(source) = index.store().open(&index.0.layout.shard(shard)).await? else {
+            return self.finish(shard, &mut self.merger(), pending, send).await;
+        };
+        let mut pieces = Pieces::new(&*source);
         while let Some(rows) = pieces.next().await? {
             for raw in usv::rows(&rows) {
                 let read = |out: &mut Vec<u8>| schema.canonical(raw, out).map(|row| row.key_len);

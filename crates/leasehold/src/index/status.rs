@@ -53,14 +53,14 @@ impl Status {
         for shard in self.shards.values() {
             let add = |sum: &mut Option<u64>, more: Option<u64>| {
                 if more.is_some() {
-                    *sum = Some(sum.unwrap_or(0) + more.unwrap_or(0));
+                    *sum = Some(sum.unwrap_or(0).saturating_add(more.unwrap_or(0)));
                 }
             };
             add(&mut total.bytes, shard.bytes);
             add(&mut total.rows, shard.rows);
             add(&mut total.deletions, shard.deletions);
             total.inbox_objects += shard.inbox_objects;
-            total.inbox_records += shard.inbox_records;
+            total.inbox_records = total.inbox_records.saturating_add(shard.inbox_records);
             total.inbox_bytes += shard.inbox_bytes;
             total.inbox_age = total.inbox_age.max(shard.inbox_age);
         }
@@ -100,10 +100,11 @@ impl Index {
                 let Some((shard, pending)) = layout.pending(entry.key.as_str()) else { continue };
                 let shard = status.shards.entry(shard).or_default();
                 shard.inbox_objects += 1;
-                shard.inbox_records += match pending {
+                let records = match pending {
                     Pending::Single { .. } => 1,
                     Pending::Batch { count } => count,
                 };
+                shard.inbox_records = shard.inbox_records.saturating_add(records);
                 shard.inbox_bytes += entry.size.unwrap_or(0);
                 let age = entry.modified.map_or(Duration::ZERO, |at| now.since(at));
                 shard.inbox_age = shard.inbox_age.max(age);

@@ -3,11 +3,10 @@
 use leasehold_protocol::format::statistics::Statistics;
 use leasehold_protocol::format::usv;
 use leasehold_protocol::merge::Digest;
-use leasehold_protocol::shard::Shard;
+use leasehold_protocol::shard::{KeyHash, Shard};
 
 use super::Index;
 use super::compact::Pieces;
-use super::write::key_hash;
 use crate::Result;
 
 /// Something that is not as it should be.
@@ -72,7 +71,8 @@ impl Index {
                         let key = &canonical[..parsed.key_len];
                         respelled += u64::from(canonical != row);
                         unsorted += u64::from(key <= &last[..]);
-                        astray += u64::from(key_hash(key).shard(known.package.width) != shard);
+                        astray +=
+                            u64::from(KeyHash::of_field(key).shard(known.package.width) != shard);
                         last.clear();
                         last.extend_from_slice(key);
                     }

@@ -155,7 +155,7 @@ impl Batch {
         }
         // What is put after a record that named its own time counts after it.
         index.mark_time(written.updated_at);
-        let hash = key_hash(&self.row[..written.key_len]);
+        let hash = KeyHash::of_field(&self.row[..written.key_len]);
         let shard = hash.shard(index.known().package.width);
         let group = self.groups.entry(shard).or_default();
         group.rows.extend_from_slice(&self.row);
@@ -212,11 +212,6 @@ impl Batch {
     }
 }
 
-/// The hash of the key in its field.
-pub(super) fn key_hash(field: &[u8]) -> KeyHash {
-    KeyHash::of(&usv::unescape(&String::from_utf8_lossy(field)))
-}
-
 impl Index {
     fn pending_key(&self, shard: Shard, count: usize, hash: Option<KeyHash>) -> Key {
         let layout = &self.0.layout;
@@ -233,7 +228,7 @@ impl Index {
     /// Writes rows of another shard into the inbox there.
     pub(super) async fn forward(&self, shard: Shard, rows: Vec<u8>) -> Result<()> {
         let count = usv::rows(&rows).count();
-        let hash = usv::rows(&rows).next().map(|row| key_hash(usv::first_field(row)));
+        let hash = usv::rows(&rows).next().map(|row| KeyHash::of_field(usv::first_field(row)));
         let key = self.pending_key(shard, count, hash);
         write_pending(self.0.store.clone(), key, rows.into()).await
     }

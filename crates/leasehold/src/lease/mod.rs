@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use leasehold_protocol::format::lease::{Ask, Dialect, Lease};
+use leasehold_protocol::format::lease::{Ask, Dialect, Lease, State};
 use leasehold_protocol::key::Key;
 use leasehold_protocol::lease::{self, Asking, Holder, Judgement, Observer, Refused, Seen, Why};
 use leasehold_protocol::mutant::{self, Mutant};
@@ -423,7 +423,9 @@ impl Desk {
             _ => Duration::ZERO,
         };
         let here = store.env().host().here(now);
-        let there = seen.record.as_ref().ok().and_then(|lease| lease.place.as_ref());
+        // Whether a holder lives costs a look at /proc. Of what is released nobody has to ask.
+        let held = seen.record.as_ref().ok().filter(|lease| lease.state == State::Held);
+        let there = held.and_then(|lease| lease.place.as_ref());
         let holder = match (there, &here) {
             (Some(there), Some(here)) => host::liveness(store.env().host(), there, here),
             _ => None,

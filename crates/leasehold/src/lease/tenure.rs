@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Desk;
 use crate::env::BootTime;
-use crate::store::{Durability, Get, Kind, Put, Unknown, Watch};
-use crate::{ErrorKind, Result, Version, When};
+use crate::store::{Delete, Durability, Get, Kind, Put, Unknown, Watch};
+use crate::{ErrorKind, Key, Result, Version, When};
 
 /// What we know of our lease.
 #[derive(Debug, Clone)]
@@ -205,6 +205,13 @@ impl Tenure {
     /// better, so only once nobody needs it any more. Says whether it was still ours.
     pub(crate) async fn remove(&self) -> Result<bool> {
         self.core.remove().await
+    }
+
+    /// Removes what the lease guarded, in this version, and then the lease, in one go. Says whether
+    /// the first was there; the second is left to [`Tenure::remove`] if it has changed. `None`, and
+    /// nothing is done, where one after the other is as good.
+    pub(crate) async fn remove_with(&self, work: &Key, version: &Version) -> Result<Option<bool>> {
+        self.core.remove_with(work, version).await
     }
 
     /// Gives the lease a token above this one, should its own not be.
@@ -513,6 +520,22 @@ impl Core {
                 return Ok(true);
             }
         }
+    }
+
+    async fn remove_with(&self, work: &Key, version: &Version) -> Result<Option<bool>> {
+        let _writing = self.writing.lock().await;
+        if self.released.load(SeqCst) {
+            return Ok(None);
+        }
+        let Held { lease, version: ours, .. } = self.held().clone();
+        let Desk(desk) = &self.desk;
+        let token = lease.token.unwrap_or(0);
+        let removed = desk.store.finish((work, version), (&desk.key, &ours), token).await?;
+        let Some((work, lease)) = removed else { return Ok(None) };
+        if let Delete::Deleted = lease {
+            self.released.store(true, SeqCst);
+        }
+        Ok(Some(matches!(work, Delete::Deleted)))
     }
 
     /// Leaves a record that says that nobody holds the lease.

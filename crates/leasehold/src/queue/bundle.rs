@@ -18,15 +18,18 @@ use leasehold_protocol::settle::Proof;
 use tokio_util::sync::CancellationToken;
 
 use super::claim::Tried;
+use super::push::bundle_of;
 use super::task::Acked;
 use super::{Queue, wrote};
 use crate::lease::Tenure;
-use crate::store::Write;
+use crate::store::{List, Write};
 use crate::{Error, ErrorKind, Result};
 
 /// How many bytes of results are kept in the lease for a successor.
 const RESULTS: usize = 64 << 10;
 const RESULTS_FIELD: &str = "results";
+/// Stands in the lease once nobody knows whether a task has left the bundle.
+const DOUBT_FIELD: &str = "left_in_doubt";
 
 /// A bundle that is being worked on.
 #[derive(Debug, Clone)]
@@ -49,6 +52,8 @@ struct State {
     results: Vec<Option<Json>>,
     /// Handed out and not finished.
     under_way: usize,
+    /// Whether a task may have left the bundle without our knowing: no answer came.
+    doubt: bool,
     phase: Phase,
 }
 
@@ -91,7 +96,8 @@ impl Run {
                 }
             }
         }
-        let state = State { history: history.clone(), results, ..State::default() };
+        let doubt = tenure.lease().other.contains_key(DOUBT_FIELD);
+        let state = State { history: history.clone(), results, doubt, ..State::default() };
         let state = Arc::new(Mutex::new(state));
         let noted = state.clone();
         tenure.on_renewal(move |lease| note(&noted, lease, RESULTS));
@@ -104,7 +110,7 @@ impl Run {
             tenure,
             state,
         }));
-        if run.0.history.crashes > 0 {
+        if run.0.history.crashes > 0 || doubt {
             run.skip_those_that_left().await?;
         }
         if run.0.history.crashes >= queue.settings().max_crashes {
@@ -187,7 +193,11 @@ impl Run {
             all
         };
         if all {
-            return self.complete().await;
+            let acked = self.complete().await?;
+            if acked == Acked::Again {
+                self.0.queue.note_duplicate(&self.0.unit).await;
+            }
+            return Ok(acked);
         }
         self.let_go_if(|state| state.under_way -= 1).await?;
         // Nothing records it but our claim.
@@ -197,10 +207,12 @@ impl Run {
         }
     }
 
-    /// One task was not finished, and stays in the bundle.
-    async fn unfinished(&self) -> Result<()> {
+    /// One task was not finished, and stays in the bundle. With `doubt` it may have left it all the
+    /// same: whoever goes on looks first, or it would be done twice, here and on its own.
+    async fn unfinished(&self, doubt: bool) -> Result<()> {
         self.let_go_if(|state| {
             state.under_way -= 1;
+            state.doubt |= doubt;
             if state.phase == Phase::Open {
                 state.phase = Phase::Abandoned;
             }
@@ -238,7 +250,10 @@ impl Run {
             return Ok(true);
         }
         let lease = tenure.lease();
-        let results = self.state().results.clone();
+        let mut results = self.state().results.clone();
+        if history.crashes > 0 || self.state().doubt {
+            self.leave_out_those_that_left(&mut results).await?;
+        }
         let receipt = Receipt {
             id: unit.name(),
             incarnation: bundle.incarnation.clone(),
@@ -252,6 +267,7 @@ impl Run {
             results: results.iter().any(Option::is_some).then_some(results),
             nonce: String::new(),
         };
+        queue.note_finish(unit, &bundle.incarnation, bundle.origin.as_deref()).await?;
         queue.write_receipt(unit, receipt).await
     }
 
@@ -267,7 +283,7 @@ impl Run {
     }
 
     /// Tasks that left the bundle before its worker vanished, which may not have had the time to
-    /// write that down.
+    /// write that down, or was not told.
     async fn skip_those_that_left(&self) -> Result<()> {
         let queue = &self.0.queue;
         for n in self.left() {
@@ -281,6 +297,21 @@ impl Run {
                 if queue.store().head(&key).await?.is_some() {
                     self.state().history.done.insert(n);
                     break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes out the results of tasks that came to an end of their own meanwhile: whoever had the bundle
+    /// before us let them leave after all. See [`Queue::is_done_in_bundle`].
+    async fn leave_out_those_that_left(&self, results: &mut [Option<Json>]) -> Result<()> {
+        let queue = &self.0.queue;
+        for (n, result) in results.iter_mut().enumerate().filter(|(_, result)| result.is_some()) {
+            let unit = Unit::Task(self.task(n as u32)?.id.clone());
+            for key in [queue.keys().receipt(&unit)?, queue.keys().dead_letter(&unit.name())?] {
+                if result.is_some() && queue.store().head(&key).await?.is_some() {
+                    *result = None;
                 }
             }
         }
@@ -303,6 +334,9 @@ impl Run {
             errors: history.errors,
             nonce: String::new(),
         };
+        queue
+            .note_finish(&Unit::Task(letter.task.id.clone()), &letter.task.incarnation, None)
+            .await?;
         queue.write_dead_letter(letter).await
     }
 
@@ -314,6 +348,9 @@ impl Run {
         let task = self.task(n)?;
         let unit = Unit::Task(task.id.clone());
         let history = history.clone().about(&task.incarnation, None);
+        if let Some(outbox) = queue.outbox() {
+            outbox.pushing(&unit, false, None, queue.durability()).await?;
+        }
         let (nonce, now) = (store.env().nonce(), store.now().await?);
         let holder = tenure.lease().holder;
         let holder = Holder { name: &holder, ttl: queue.settings().ttl, place: None };
@@ -345,6 +382,27 @@ impl Run {
     }
 }
 
+impl Queue {
+    /// Whether a task that left its bundle was done there all the same. Who lets a task leave may be
+    /// stopped on the way, for so long that others take the bundle over, see nothing of that, and do the
+    /// task; woken up, it goes on. One LIST and one GET, for tasks that left bundles only.
+    pub(super) async fn is_done_in_bundle(&self, id: &str) -> Result<bool> {
+        let Some(('.', n)) = bundle_of(id) else { return Ok(false) };
+        let bundle = id.split('.').next().unwrap_or_default();
+        let list = List::prefix(format!("{}{bundle}-", self.keys().completed()))?.limit(1);
+        for entry in self.store().list(list).collect().await?.entries {
+            let Some(object) = self.store().get(&entry.key).await? else { continue };
+            let results = Receipt::parse(&object.body).ok().and_then(|receipt| receipt.results);
+            // Without a result nothing says whether it was done there or has left.
+            if results.is_some_and(|all| all.get(n as usize).is_some_and(Option::is_some)) {
+                self.store().persist(std::slice::from_ref(&entry.key)).await?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
 /// Writes down what is done, with at most this many bytes of results. What has a result that does
 /// not fit is not written down as done: its result would be lost.
 fn note(state: &Mutex<State>, lease: &mut Lease, most: usize) {
@@ -368,6 +426,9 @@ fn note(state: &Mutex<State>, lease: &mut Lease, most: usize) {
         history.done.insert(n);
     }
     history.write(lease);
+    if state.doubt {
+        lease.other.insert(DOUBT_FIELD.to_owned(), true.into());
+    }
     lease.other.remove(RESULTS_FIELD);
     if !kept.is_empty() {
         let kept = serde_json::to_value(kept).unwrap_or_default();
@@ -460,13 +521,13 @@ impl Piece {
             Ok(()) => self.run.finished(self.n, None).await.map(|_| ()),
             // It stays in the bundle, which others do again.
             Err(error) => {
-                self.run.unfinished().await?;
+                self.run.unfinished(true).await?;
                 Err(error)
             }
         }
     }
 
     pub async fn give_back(self) -> Result<()> {
-        self.run.unfinished().await
+        self.run.unfinished(false).await
     }
 }

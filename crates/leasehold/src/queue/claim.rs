@@ -111,6 +111,8 @@ impl Queue {
             Unit::Task(id) => format::Task::parse(&object.body, id, version.as_str()),
             Unit::Bundle(id, _) => match format::Bundle::parse(&object.body, id) {
                 Ok(bundle) => {
+                    let origin = bundle.origin.as_deref();
+                    self.note_claim(unit, &bundle.incarnation, origin).await?;
                     let history = history.about(&bundle.incarnation, bundle.pushed_at);
                     return Run::begin(self, unit, bundle, version, tenure, history).await;
                 }
@@ -124,6 +126,14 @@ impl Queue {
                 }
             },
         };
+        // Back after its receipt, which we have seen: a request was under way for long.
+        let back = self.0.lately.knows(&task.incarnation);
+        if back || self.is_done_in_bundle(&task.id).await? {
+            self.delete_work(&self.keys().part(unit, Part::Work)?, &version).await?;
+            tenure.remove().await?;
+            return Ok(Tried::Over);
+        }
+        self.note_claim(unit, &task.incarnation, task.origin.as_deref()).await?;
         let history = history.about(&task.incarnation, task.pushed_at);
         let may_run = decide::may_run(&history, &task, &self.settings());
         let held = Held::new(self, unit.clone(), task, version, tenure, history);
@@ -133,6 +143,36 @@ impl Queue {
                 held.give_up().await?;
                 Ok(Tried::Over)
             }
+        }
+    }
+
+    /// In a node's replica: the bucket is to learn that we have it.
+    async fn note_claim(&self, unit: &Unit, incarnation: &str, origin: Option<&str>) -> Result<()> {
+        match self.outbox() {
+            Some(outbox) => outbox.claimed(unit, incarnation, origin).await,
+            None => Ok(()),
+        }
+    }
+
+    /// In a node's replica: the bucket is to learn of a receipt or dead letter that is written next.
+    pub(super) async fn note_finish(
+        &self,
+        unit: &Unit,
+        incarnation: &str,
+        origin: Option<&str>,
+    ) -> Result<()> {
+        match self.outbox() {
+            Some(outbox) => outbox.finishing(unit, incarnation, origin, self.durability()).await,
+            None => Ok(()),
+        }
+    }
+
+    /// In a node's replica: a completion came second.
+    pub(super) async fn note_duplicate(&self, unit: &Unit) {
+        let Some(outbox) = self.outbox() else { return };
+        let mark = self.store().env().nonce().to_string();
+        if let Err(error) = outbox.count_duplicate(unit, &mark).await {
+            tracing::warn!(%error, "a duplicate was not counted");
         }
     }
 
@@ -169,23 +209,35 @@ impl Queue {
 
     /// Records a completion. `false` if somebody else's record of the same push stands already.
     pub(super) async fn write_receipt(&self, unit: &Unit, receipt: Receipt) -> Result<bool> {
+        let nonce = self.store().env().nonce();
+        let receipt = Receipt { nonce: nonce.to_string(), ..receipt };
+        let theirs = self.record_receipt(unit, &receipt, Proof::Nonce(nonce)).await?;
+        Ok(theirs.is_none())
+    }
+
+    /// Records a completion whose receipt has its nonce already: recording it twice is recording it
+    /// once. Returns somebody else's if that stands.
+    pub(crate) async fn record_receipt(
+        &self,
+        unit: &Unit,
+        receipt: &Receipt,
+        proof: Proof,
+    ) -> Result<Option<Receipt>> {
         let key = self.keys().receipt(unit)?;
-        let mut receipt = receipt;
         let mut when = match mutant::is(Mutant::LateGhostPut) {
             true => When::Any,
             false => When::Absent,
         };
         loop {
-            let nonce = self.store().env().nonce();
-            receipt.nonce = nonce.to_string();
-            let write = Write::when(when, Proof::Nonce(nonce)).durability(self.durability());
+            let write = Write::when(when, proof).durability(self.durability());
             let put = self.store().put(&key, receipt.to_bytes().into(), write).await?;
             if wrote(put)?.is_some() {
-                return Ok(true);
+                return Ok(None);
             }
             when = match self.store().get(&key).await? {
                 None => When::Absent,
                 Some(object) => match Receipt::parse(&object.body) {
+                    Ok(there) if there.nonce == receipt.nonce => return Ok(None),
                     // The first counts. Of an earlier push, it gives way; of a later one, ours is out
                     // of date.
                     Ok(there)
@@ -193,7 +245,7 @@ impl Queue {
                             || !decide::gives_way(there.pushed_at, receipt.pushed_at) =>
                     {
                         self.store().persist(std::slice::from_ref(&key)).await?;
-                        return Ok(false);
+                        return Ok(Some(there));
                     }
                     _ => When::Matches(object.meta.version),
                 },
@@ -202,7 +254,7 @@ impl Queue {
     }
 
     /// Records that a task was given up.
-    pub(super) async fn write_dead_letter(&self, letter: DeadLetter) -> Result<()> {
+    pub(crate) async fn write_dead_letter(&self, letter: DeadLetter) -> Result<()> {
         let key = self.keys().dead_letter(&letter.task.id)?;
         let mut letter = letter;
         let mut when = When::Absent;
@@ -231,7 +283,7 @@ impl Queue {
 
     /// Deletes a task or bundle in this version only (FIELD.md rows 22, 23). Says whether it was
     /// there.
-    pub(super) async fn delete_work(&self, key: &Key, version: &Version) -> Result<bool> {
+    pub(crate) async fn delete_work(&self, key: &Key, version: &Version) -> Result<bool> {
         let store = self.store();
         if mutant::is(Mutant::SameIdNewTask) {
             let _ = store.delete(key).await?;
@@ -255,7 +307,7 @@ impl Queue {
         }
     }
 
-    pub(super) async fn receipt_of(&self, unit: &Unit) -> Result<Option<Receipt>> {
+    pub(crate) async fn receipt_of(&self, unit: &Unit) -> Result<Option<Receipt>> {
         let key = self.keys().receipt(unit)?;
         let Some(object) = self.store().get(&key).await? else { return Ok(None) };
         match Receipt::parse(&object.body) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_protocol::cas::When;
 use leasehold_protocol::format::task::{self as format, DeadLetter, plain_text};
 use leasehold_protocol::layout::queue::{Part, Unit};
-use leasehold_protocol::queue::{Claim, History, claim};
+use leasehold_protocol::queue::{Claim, History, claim, is_outdated};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
@@ -298,14 +298,17 @@ impl Queue {
     /// Pushes a dead letter's task again, as new: its failures are forgotten. `false` if there is
     /// no such dead letter.
     pub async fn retry(&self, id: &str) -> Result<bool> {
+        self.not_in_a_replica()?;
         let store = self.store();
         let letter_key = self.keys().dead_letter(id)?;
         let Some(object) = store.get(&letter_key).await? else { return Ok(false) };
         let letter = DeadLetter::parse(&object.body)
             .map_err(|error| Error::new(ErrorKind::Data, error.to_string()).at(&letter_key))?;
-        // Completed after all, by a worker that was thought to be dead.
+        // Completed after all: by a worker that was thought to be dead, or because another retry came
+        // as far as pushing the task.
         let receipt = self.receipt(id).await?;
-        if receipt.is_some_and(|receipt| receipt.incarnation == letter.task.incarnation) {
+        let outdated = receipt.is_some_and(|receipt| is_outdated(&letter, &receipt));
+        if outdated || self.is_done_in_bundle(id).await? {
             self.delete_work(&letter_key, &object.meta.version).await?;
             return Ok(false);
         }
@@ -339,6 +342,7 @@ impl Queue {
 
     /// Removes a dead letter. `false` if there is none.
     pub async fn discard(&self, id: &str) -> Result<bool> {
+        self.not_in_a_replica()?;
         let key = self.keys().dead_letter(id)?;
         let Some(meta) = self.store().head(&key).await? else { return Ok(false) };
         self.delete_work(&key, &meta.version).await
@@ -346,6 +350,7 @@ impl Queue {
 
     /// Removes all tasks that nobody has claimed, and what is scheduled. Returns how many.
     pub async fn purge_pending(&self) -> Result<u64> {
+        self.not_in_a_replica()?;
         let mut purged = 0;
         let prefixes = [self.keys().all_pending(), self.keys().bundles(), self.keys().scheduled()];
         for prefix in prefixes {
@@ -386,6 +391,7 @@ impl Queue {
 
     /// Removes receipts older than this, whatever the retention says. Returns how many.
     pub async fn purge_receipts(&self, older_than: Duration) -> Result<u64> {
+        self.not_in_a_replica()?;
         let mut purged = 0;
         let list = List::prefix(self.keys().completed())?.detail(Detail::Version);
         let mut listing = self.store().list(list);

@@ -29,8 +29,9 @@ mod bundle;
 mod claim;
 mod find;
 mod inspect;
-mod push;
-mod sweep;
+mod lately;
+pub(crate) mod push;
+pub(crate) mod sweep;
 mod task;
 mod worker;
 
@@ -52,6 +53,7 @@ pub use worker::{Worker, WorkerSettings};
 
 use crate::lease::{Desk, Terms};
 use crate::store::{Durability, Get, Kind, List, Put, Store, Unknown, Write};
+use crate::sync::outbox::Outbox;
 use crate::{Error, ErrorKind, Key, Result};
 
 /// A queue. Clones share what is known of it.
@@ -65,8 +67,11 @@ struct Inner {
     keys: QueueKeys,
     known: Mutex<(Arc<QueueSettings>, Version)>,
     ids: push::Ids,
+    lately: lately::Lately,
     /// See [`WorkerSettings::companion`].
     companion: OnceLock<Process>,
+    /// In a node's replica: where it is noted what the bucket is to be told.
+    outbox: Option<Outbox>,
 }
 
 /// What suits a kind of store: in a directory a heartbeat costs nothing, and a dead worker is told
@@ -135,13 +140,22 @@ impl Queue {
         }
     }
 
-    fn with(store: &Store, name: &str, settings: QueueSettings, version: Version) -> Result<Self> {
+    /// The queue with these settings, which were read before.
+    pub(crate) fn with(
+        store: &Store,
+        name: &str,
+        settings: QueueSettings,
+        version: Version,
+    ) -> Result<Self> {
+        let outbox = settings.replica.then(|| Outbox::new(store, name)).transpose()?;
         Ok(Self(Arc::new(Inner {
+            outbox,
             store: store.clone(),
             name: name.to_owned(),
             keys: keys_of(name, settings.shards)?,
             known: Mutex::new((Arc::new(settings), version)),
             ids: push::Ids::default(),
+            lately: lately::Lately::default(),
             companion: OnceLock::new(),
         })))
     }
@@ -173,9 +187,23 @@ impl Queue {
 
     /// Reads the settings again, if they changed. One GET.
     pub async fn refresh(&self) -> Result<Arc<QueueSettings>> {
+        if !self.reread().await? {
+            // Somebody removed it with the rest of the queue: then there is nothing to do in it.
+            tracing::debug!(queue = self.name(), "the queue has no settings any more");
+        }
+        Ok(self.settings())
+    }
+
+    /// Reads the settings again, if they changed. `false` if there are none any more. One GET.
+    pub(crate) async fn reread(&self) -> Result<bool> {
         let key = self.keys().settings()?;
         let version = self.known().1.clone();
-        match self.store().get_if_changed(&key, &version).await? {
+        let got = match version.as_str() {
+            // They were never read.
+            "" => self.store().get(&key).await?.map_or(Get::Absent, Get::Found),
+            _ => self.store().get_if_changed(&key, &version).await?,
+        };
+        match got {
             Get::Found(object) => {
                 let settings = parse_settings(&object.body, &key)?;
                 if settings.shards != self.keys().shards() {
@@ -188,14 +216,14 @@ impl Queue {
                 *self.known() = (Arc::new(settings), object.meta.version);
             }
             Get::Unchanged => {}
-            // Somebody removed it with the rest of the queue: then there is nothing to do in it.
-            Get::Absent => tracing::debug!(%key, "the queue has no settings any more"),
+            Get::Absent => return Ok(false),
         }
-        Ok(self.settings())
+        Ok(true)
     }
 
     /// Changes settings for everybody. The number of shards cannot be changed.
     pub async fn update(&self, change: impl Fn(&mut QueueSettings)) -> Result<Arc<QueueSettings>> {
+        self.not_in_a_replica()?;
         let key = self.keys().settings()?;
         for _ in 0..16 {
             let current = self.refresh().await?;
@@ -236,8 +264,29 @@ impl Queue {
         Worker::new(vec![self.clone()], WorkerSettings::named(name))
     }
 
-    fn keys(&self) -> &QueueKeys {
+    pub(crate) fn keys(&self) -> &QueueKeys {
         &self.0.keys
+    }
+
+    /// The version of its settings.
+    pub(crate) fn settings_version(&self) -> Version {
+        self.known().1.clone()
+    }
+
+    /// Where it is noted what the bucket is to be told, in a node's replica.
+    pub(crate) fn outbox(&self) -> Option<&Outbox> {
+        self.0.outbox.as_ref()
+    }
+
+    /// What only the bucket's queue is for: to a replica it would be a change that nobody learns of.
+    fn not_in_a_replica(&self) -> Result<()> {
+        match self.outbox() {
+            None => Ok(()),
+            Some(_) => Err(Error::new(
+                ErrorKind::Unsupported,
+                "this is a node's replica of the queue: do that in the bucket",
+            )),
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, (Arc<QueueSettings>, Version)> {
@@ -245,7 +294,7 @@ impl Queue {
     }
 
     /// Where the lease of a task or bundle is asked for.
-    fn desk(&self, unit: &Unit, worker: &str) -> Result<Desk> {
+    pub(crate) fn desk(&self, unit: &Unit, worker: &str) -> Result<Desk> {
         let settings = self.settings();
         let terms =
             Terms { ttl: settings.ttl, heartbeat: settings.heartbeat, dialect: Dialect::Task };
@@ -260,7 +309,7 @@ impl Queue {
         }
     }
 
-    fn durability(&self) -> Durability {
+    pub(crate) fn durability(&self) -> Durability {
         match self.settings().durable {
             true => Durability::Durable,
             false => Durability::Volatile,
@@ -268,7 +317,7 @@ impl Queue {
     }
 }
 
-fn keys_of(name: &str, shards: u16) -> Result<QueueKeys> {
+pub(crate) fn keys_of(name: &str, shards: u16) -> Result<QueueKeys> {
     if name.is_empty() {
         return Err(Error::invalid("a queue needs a name"));
     }
@@ -276,14 +325,14 @@ fn keys_of(name: &str, shards: u16) -> Result<QueueKeys> {
         .map_err(|error| Error::invalid(format!("queue name {name:?}: {error}")))
 }
 
-fn parse_settings(bytes: &[u8], key: &Key) -> Result<QueueSettings> {
+pub(crate) fn parse_settings(bytes: &[u8], key: &Key) -> Result<QueueSettings> {
     QueueSettings::parse(bytes)
         .and_then(QueueSettings::checked)
         .map_err(|error| Error::new(ErrorKind::Data, error.to_string()).at(key))
 }
 
 /// The version that was written, or `None` where somebody else's object is in the way.
-fn wrote(put: Put) -> Result<Option<Version>> {
+pub(crate) fn wrote(put: Put) -> Result<Option<Version>> {
     match put {
         Put::Stored(version) => Ok(Some(version)),
         Put::Refused | Put::Unknown(Unknown::Overtaken(_)) => Ok(None),

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use leasehold_protocol::cas::When;
+use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::task::{Bundle, Json, Receipt, Task, bundle_task, text_payload};
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::settle::Proof;
@@ -104,7 +104,7 @@ impl NewTask {
 
     fn into_task(self, id: String, incarnation: String, pushed_at: Option<StoreTime>) -> Task {
         let Self { payload, timeout, max_attempts, .. } = self;
-        Task { id, incarnation, pushed_at, timeout, max_attempts, payload }
+        Task { id, incarnation, pushed_at, timeout, max_attempts, origin: None, payload }
     }
 }
 
@@ -126,6 +126,17 @@ pub(super) fn bundle_of(id: &str) -> Option<(char, u32)> {
     Ulid::from_string(bundle).ok()?;
     let kind = rest.chars().next().filter(|kind| matches!(kind, '-' | '.'))?;
     Some((kind, rest[1..].parse().ok()?))
+}
+
+/// What became of a task that was to be stored.
+#[derive(Debug)]
+pub(crate) enum Stored {
+    /// It is there now.
+    New(Version),
+    /// There is one with its name, of this incarnation.
+    Pending(Option<String>),
+    /// It was done before.
+    Completed,
 }
 
 /// Whether a pushed task was new.
@@ -177,8 +188,9 @@ impl Queue {
             None => self.0.ids.next(now, store.env()),
         };
         let unit = Unit::Task(id.clone());
-        let key = match delay {
-            Some(delay) => self.keys().scheduled_at(now.plus(delay), &id),
+        let scheduled = delay.map(|delay| now.plus(delay));
+        let key = match scheduled {
+            Some(time) => self.keys().scheduled_at(time, &id),
             None => self.keys().part(&unit, Part::Work),
         };
         let bad = |error| Error::invalid(format!("task id {id:?}: {error}"));
@@ -192,33 +204,60 @@ impl Queue {
                 "task id {id:?}: bundles and their tasks have such names, choose another"
             )));
         }
-        // Before, or a task that was done long ago would be seen by workers for a moment.
-        let remembers = chosen.is_some() && self.settings().receipts;
-        if remembers && self.is_remembered(&receipt).await? {
-            return Ok(Pushed { id, outcome: Outcome::AlreadyCompleted, incarnation: None });
-        }
         let stored = task.into_task(id.clone(), nonce.to_string(), Some(now));
-        let write = Write::when(When::Absent, Proof::Nonce(nonce)).durability(self.durability());
-        let Some(version) = wrote(store.put(&key, stored.to_bytes().into(), write).await?)? else {
-            let there = store.get(&key).await?.map(|object| {
-                Task::parse(&object.body, &id, object.meta.version.as_str()).incarnation
+        if let Some(outbox) = self.outbox() {
+            outbox.pushing(&unit, chosen.is_some(), scheduled, self.durability()).await?;
+        }
+        let proof = Proof::Nonce(nonce);
+        Ok(match self.store_task(&key, &receipt, &stored, chosen.is_some(), proof).await? {
+            Stored::New(_) => {
+                Pushed { id, outcome: Outcome::New, incarnation: Some(nonce.to_string()) }
+            }
+            Stored::Pending(incarnation) => {
+                Pushed { id, outcome: Outcome::AlreadyPending, incarnation }
+            }
+            Stored::Completed => {
+                Pushed { id, outcome: Outcome::AlreadyCompleted, incarnation: None }
+            }
+        })
+    }
+
+    /// Puts a task where it waits to be done, or for its time, unless it is there already, or was
+    /// done before.
+    pub(crate) async fn store_task(
+        &self,
+        key: &Key,
+        receipt: &Key,
+        task: &Task,
+        chosen: bool,
+        proof: Proof,
+    ) -> Result<Stored> {
+        let store = self.store();
+        // Before, or a task that was done long ago would be seen by workers for a moment.
+        let remembers = chosen && self.settings().receipts;
+        if remembers && self.is_remembered(receipt).await? {
+            return Ok(Stored::Completed);
+        }
+        let write = Write::when(When::Absent, proof).durability(self.durability());
+        let Some(version) = wrote(store.put(key, task.to_bytes().into(), write).await?)? else {
+            let there = store.get(key).await?.map(|object| {
+                Task::parse(&object.body, &task.id, object.meta.version.as_str()).incarnation
             });
-            return Ok(Pushed { id, outcome: Outcome::AlreadyPending, incarnation: there });
+            return Ok(Stored::Pending(there));
         };
         // And after: it may have been completed and removed in between.
-        let incarnation = nonce.to_string();
         if remembers
-            && let Some(object) = store.get(&receipt).await?
+            && let Some(object) = store.get(receipt).await?
             && let Ok(done) = Receipt::parse(&object.body)
         {
-            self.delete_work(&key, &version).await?;
+            self.delete_work(key, &version).await?;
             // Our own, too: a write whose answer was lost is sent again if it is not there, and it is
             // not there because it was done (FIELD.md row 21).
-            if done.incarnation != incarnation {
-                return Ok(Pushed { id, outcome: Outcome::AlreadyCompleted, incarnation: None });
+            if done.incarnation != task.incarnation {
+                return Ok(Stored::Completed);
             }
         }
-        Ok(Pushed { id, outcome: Outcome::New, incarnation: Some(incarnation) })
+        Ok(Stored::New(version))
     }
 
     /// Whether this receipt still stands for its task. One that is past its time is removed: nobody
@@ -228,8 +267,25 @@ impl Queue {
         if meta.now.since(meta.modified) < self.settings().retention {
             return Ok(true);
         }
+        if !self.may_forget(receipt).await? {
+            return Ok(true);
+        }
         self.delete_work(receipt, &meta.version).await?;
         Ok(false)
+    }
+
+    /// Whether a receipt that is past its time may go: not before the bucket knows of it.
+    pub(super) async fn may_forget(&self, receipt: &Key) -> Result<bool> {
+        let Some(outbox) = self.outbox() else { return Ok(true) };
+        let Some(name) = self.keys().parse_record(receipt.as_str()) else { return Ok(true) };
+        let bundle = name.rsplit_once('-').and_then(|(id, n)| Some((id, n.parse().ok()?)));
+        let bundle = bundle.map(|(id, n)| Unit::Bundle(id.to_owned(), n));
+        for unit in [Some(Unit::Task(name)), bundle].into_iter().flatten() {
+            if outbox.has(&unit).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Pushes many tasks, several at a time. Stops at the first error; what was pushed before it
@@ -280,9 +336,16 @@ impl Queue {
         let names = (0..count).map(|n| bundle_task(&id, n)).collect();
         let tasks =
             tasks.into_iter().map(|task| task.into_task(String::new(), String::new(), None));
-        let bundle =
-            Bundle { incarnation: nonce.to_string(), pushed_at: Some(now), tasks: tasks.collect() };
+        let bundle = Bundle {
+            incarnation: nonce.to_string(),
+            pushed_at: Some(now),
+            origin: None,
+            tasks: tasks.collect(),
+        };
         let key = self.keys().part(&unit, Part::Work)?;
+        if let Some(outbox) = self.outbox() {
+            outbox.pushing(&unit, false, None, self.durability()).await?;
+        }
         let write = Write::when(When::Absent, Proof::Nonce(nonce)).durability(self.durability());
         match wrote(store.put(&key, bundle.to_bytes().into(), write).await?)? {
             Some(_) => Ok(names),

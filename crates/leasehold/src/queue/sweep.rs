@@ -5,6 +5,7 @@ use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::Judgement;
 use leasehold_protocol::mutant::{self, Mutant};
+use leasehold_protocol::queue::is_outdated;
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
@@ -21,7 +22,7 @@ const DUE: usize = 100;
 
 /// What became of scheduled tasks.
 #[derive(Debug)]
-pub(super) struct Promoted {
+pub(crate) struct Promoted {
     /// Pending now.
     pub ids: Vec<String>,
     /// When the next one is due.
@@ -41,11 +42,13 @@ pub struct Swept {
     pub tasks: u64,
     /// Scheduled tasks that were due.
     pub promoted: u64,
+    /// Dead letters of tasks that were completed after all.
+    pub letters: u64,
 }
 
 impl Queue {
     /// Moves scheduled tasks that are due to the pending ones, a page of them.
-    pub(super) async fn promote_due(&self, now: StoreTime) -> Result<Promoted> {
+    pub(crate) async fn promote_due(&self, now: StoreTime) -> Result<Promoted> {
         let list = List::prefix(self.keys().scheduled())?.limit(DUE);
         let page = self.store().list(list).collect().await?.entries;
         // Not every store lists in order, so all of the page is looked at.
@@ -79,7 +82,16 @@ impl Queue {
             let write = Write::when(When::Absent, Proof::Bytes).durability(self.durability());
             let work = self.keys().part(&unit, Part::Work)?;
             // Whatever is there already: it is this one, or one that was pushed with its name.
-            promoted = wrote(store.put(&work, task.to_bytes().into(), write).await?)?.is_some();
+            let written = wrote(store.put(&work, task.to_bytes().into(), write).await?)?;
+            promoted = written.is_some();
+            // And after: others may have promoted it, done it and removed it in between.
+            if let Some(version) = written
+                && self.settings().receipts
+                && self.is_remembered(&receipt).await?
+            {
+                self.delete_work(&work, &version).await?;
+                promoted = false;
+            }
         }
         self.delete_work(key, &object.meta.version).await?;
         Ok(promoted)
@@ -120,7 +132,60 @@ impl Queue {
             }
         }
         self.sweep_pending(&mut swept).await?;
+        self.sweep_letters(&mut swept).await?;
         self.sweep_receipts(usize::MAX, &mut swept).await?;
+        Ok(swept)
+    }
+
+    /// Removes dead letters that are out of date. Two GETs each.
+    async fn sweep_letters(&self, swept: &mut Swept) -> Result<()> {
+        for id in self.failed_ids().await? {
+            let key = self.keys().dead_letter(&id)?;
+            let Some(object) = self.store().get(&key).await? else { continue };
+            // What cannot be read is for people to look at.
+            let Ok(letter) = format::DeadLetter::parse(&object.body) else { continue };
+            let receipt = self.receipt(&id).await?;
+            let outdated = receipt.is_some_and(|receipt| is_outdated(&letter, &receipt));
+            if outdated || self.is_done_in_bundle(&id).await? {
+                // The receipt must be on disk before we delete on the strength of it.
+                let unit = Unit::Task(id);
+                self.store().persist(&[self.keys().receipt(&unit)?]).await?;
+                swept.letters += u64::from(self.delete_work(&key, &object.meta.version).await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Cleans up after workers that died: leases that outlived their ttl and have no task, and tasks
+    /// under such leases that are over. A LIST per thousand objects, and two or three requests for
+    /// each lease that is as old as that: cheap enough to be done by every node, now and then.
+    pub async fn reap(&self) -> Result<Swept> {
+        let ttl = self.refresh().await?.ttl;
+        let mut swept = Swept::default();
+        for prefix in [self.keys().all_pending(), self.keys().bundles()] {
+            let mut listing = self.store().list(List::prefix(prefix)?.detail(Detail::Stat));
+            while let Some(page) = listing.next_page().await? {
+                let Some(now) = page.now else { continue };
+                for entry in page.entries {
+                    let Some((unit, Part::Lease)) = self.keys().parse_part(entry.key.as_str())
+                    else {
+                        continue;
+                    };
+                    let old = |modified: StoreTime| now.since(modified) >= ttl.saturating_add(ttl);
+                    if !entry.modified.is_some_and(old) {
+                        continue;
+                    }
+                    // It looks for the task itself, which may be on another page.
+                    let desk = self.desk(&unit, "sweep")?;
+                    if self.sweep_lease(&unit, &desk).await? {
+                        swept.leases += 1;
+                    } else if self.settings().receipts && self.is_over(&unit).await? {
+                        swept.tasks += 1;
+                        swept.leases += u64::from(self.sweep_lease(&unit, &desk).await?);
+                    }
+                }
+            }
+        }
         Ok(swept)
     }
 
@@ -156,7 +221,9 @@ impl Queue {
                 let (Some(modified), Some(version)) = (entry.modified, &entry.version) else {
                     continue;
                 };
-                if now.since(modified) >= retention && self.delete_work(&entry.key, version).await?
+                if now.since(modified) >= retention
+                    && self.may_forget(&entry.key).await?
+                    && self.delete_work(&entry.key, version).await?
                 {
                     swept.receipts += 1;
                 }

@@ -75,7 +75,7 @@ impl Task {
         self.task().map_or("", |task| &task.id)
     }
 
-    /// Which push of it this is: what its receipt will name.
+    /// Which push of it this is: every push and every retry makes a new one.
     pub fn incarnation(&self) -> &str {
         self.task().map_or("", |task| &task.incarnation)
     }
@@ -273,18 +273,14 @@ impl Held {
 
     async fn ack(self, result: Option<Json>) -> Result<Acked> {
         let queue = self.queue.clone();
-        let key = queue.keys().part(&self.unit, Part::Work)?;
         if !queue.settings().receipts {
             // Deleting is what completes it, so only whoever still has it may.
             self.tenure.check()?;
-            let first = queue.delete_work(&key, &self.version).await?;
-            if let Err(error) = self.tenure.remove().await {
-                tracing::debug!(%error, "left for the next sweep");
-            }
+            let first = self.remove().await?;
             return Ok(if first { Acked::First } else { Acked::Again });
         }
         if mutant::is(Mutant::ZombieAck) {
-            let _ = queue.store().delete(&key).await?;
+            let _ = queue.store().delete(&queue.keys().part(&self.unit, Part::Work)?).await?;
             let _ = queue.store().delete(&queue.keys().part(&self.unit, Part::Lease)?).await?;
         }
         let lease = self.tenure.lease();
@@ -301,7 +297,12 @@ impl Held {
             results: None,
             nonce: String::new(),
         };
-        let first = match queue.write_receipt(&self.unit, receipt).await {
+        let recorded = match queue.is_done_in_bundle(&self.task.id).await {
+            Ok(true) => Ok(false),
+            Ok(false) => self.record(receipt).await,
+            Err(error) => Err(error),
+        };
+        let first = match recorded {
             Ok(first) => first,
             Err(error) => {
                 // Nothing says that it is done, so it is done again; but not at once, or for ever.
@@ -309,21 +310,39 @@ impl Held {
                 return Err(error);
             }
         };
+        queue.0.lately.completed(&self.task.incarnation);
+        if !first {
+            queue.note_duplicate(&self.unit).await;
+        }
         // It is done, whatever happens from here on: others finish the clean-up if we do not.
         self.clean_up().await;
         Ok(if first { Acked::First } else { Acked::Again })
     }
 
-    /// The task, then its lease: in that order.
+    /// Records the completion; where this is a node's replica, the bucket is to be told of it.
+    async fn record(&self, receipt: Receipt) -> Result<bool> {
+        let Self { queue, unit, task, .. } = self;
+        queue.note_finish(unit, &task.incarnation, task.origin.as_deref()).await?;
+        queue.write_receipt(unit, receipt).await
+    }
+
     async fn clean_up(self) {
-        let cleaned = async {
-            let key = self.queue.keys().part(&self.unit, Part::Work)?;
-            self.queue.delete_work(&key, &self.version).await?;
-            self.tenure.remove().await
-        };
-        if let Err(error) = cleaned.await {
+        if let Err(error) = self.remove().await {
             tracing::debug!(%error, "left for the next sweep");
         }
+    }
+
+    /// The task, then its lease: in that order. Says whether the task was there.
+    async fn remove(&self) -> Result<bool> {
+        let key = self.queue.keys().part(&self.unit, Part::Work)?;
+        let first = match self.tenure.remove_with(&key, &self.version).await? {
+            Some(first) => first,
+            None => self.queue.delete_work(&key, &self.version).await?,
+        };
+        if let Err(error) = self.tenure.remove().await {
+            tracing::debug!(%error, "left for the next sweep");
+        }
+        Ok(first)
     }
 
     async fn failure(&self, error: &str) -> Result<Failure> {
@@ -369,7 +388,9 @@ impl Held {
         self.tenure.check()?;
         let queue = self.queue.clone();
         let receipt = queue.receipt_of(&self.unit).await?;
-        if receipt.is_none_or(|receipt| receipt.incarnation != self.task.incarnation) {
+        if receipt.is_none_or(|receipt| receipt.incarnation != self.task.incarnation)
+            && !queue.is_done_in_bundle(&self.task.id).await?
+        {
             let letter = DeadLetter {
                 task: self.task.clone(),
                 failed_at: queue.store().now().await?,
@@ -379,6 +400,8 @@ impl Held {
                 errors: self.history.errors.clone(),
                 nonce: String::new(),
             };
+            let origin = self.task.origin.as_deref();
+            queue.note_finish(&self.unit, &self.task.incarnation, origin).await?;
             queue.write_dead_letter(letter).await?;
         }
         if mutant::is(Mutant::HalfDoneDeadLetter) {

@@ -1,6 +1,7 @@
 //! A worker: claims tasks and hands them out.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::bundle::Run;
 use super::claim::Tried;
 use super::find::{Candidate, Finder, Outlook};
-use super::{Queue, Task};
+use super::{Mode, Queue, Task};
 use crate::env::BootTime;
 use crate::store::{Kind, Watch};
 use crate::{ErrorKind, Result};
@@ -49,6 +50,9 @@ pub struct Worker {
     settings: WorkerSettings,
     queues: Vec<Source>,
     drain: CancellationToken,
+    /// Whether to end when a queue's mode changes, and whether one did.
+    until_switched: bool,
+    switched: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -59,6 +63,10 @@ struct Source {
     bundles: Mutex<VecDeque<(Run, VecDeque<u32>)>>,
     checked: Mutex<Checked>,
     rest: Mutex<Rest>,
+    /// The queue's mode when we began.
+    mode: Mode,
+    /// In a node's replica: whether it is noted that we have nothing to do.
+    dry: AtomicBool,
 }
 
 /// How long a queue in which there was nothing to do is left alone, by all who call.
@@ -104,12 +112,28 @@ impl Worker {
                 finder: tokio::sync::Mutex::new(Finder::new(queue.clone(), settings.name.clone())),
                 bundles: Mutex::default(),
                 checked: Mutex::new(Checked { settings: now, sweep: now }),
+                mode: queue.settings().mode,
+                dry: AtomicBool::new(false),
                 rest: Mutex::default(),
                 queue,
             }
         };
         let queues = queues.into_iter().map(source).collect();
-        Self { settings, queues, drain: CancellationToken::new() }
+        let (drain, switched) = (CancellationToken::new(), AtomicBool::new(false));
+        Self { settings, queues, drain, until_switched: false, switched }
+    }
+
+    /// Ends when a queue was switched between strict and relaxed mode, as soon as that is noticed: its
+    /// tasks are to be claimed elsewhere from then on. What was handed out may be finished.
+    #[must_use]
+    pub fn until_switched(mut self) -> Self {
+        self.until_switched = true;
+        self
+    }
+
+    /// Whether it ended because a queue was switched to another mode.
+    pub fn was_switched(&self) -> bool {
+        self.switched.load(SeqCst)
     }
 
     /// Its name.
@@ -222,6 +246,11 @@ impl Worker {
     async fn try_source(&self, source: &Source) -> Result<Result<Task, Outlook>> {
         let queue = &source.queue;
         self.look_after(source).await;
+        if self.until_switched && queue.settings().mode != source.mode {
+            self.switched.store(true, SeqCst);
+            self.drain().await?;
+            return Ok(Err(Outlook { busy: true, due: None }));
+        }
         if queue.settings().paused {
             // Somebody wants it to rest: nothing is to be done, but it is not empty either.
             let outlook = Outlook { busy: true, due: None };
@@ -257,6 +286,7 @@ impl Worker {
                     match finder.next() {
                         Some(candidate) => candidate,
                         None => {
+                            source.note_dry(true).await;
                             source.go_to_rest(outlook, |idle| self.pause(queue, idle, outlook));
                             return Ok(Err(outlook));
                         }
@@ -279,10 +309,12 @@ impl Worker {
             finder.tried(&unit, &tried);
             match tried {
                 Tried::Task(held) => {
+                    source.note_dry(false).await;
                     source.rest().idle = 0;
                     return Ok(Ok(Task::single(held)));
                 }
                 Tried::Bundle(run) => {
+                    source.note_dry(false).await;
                     source.rest().idle = 0;
                     let left = run.left().into();
                     source.bundles().push_back((run, left));
@@ -384,6 +416,18 @@ impl Source {
     fn wake(&self) {
         let mut rest = self.rest();
         (rest.until, rest.idle) = (None, 0);
+    }
+
+    /// In a node's replica: says that there is nothing to do, so that the bucket is asked, or that
+    /// there is again.
+    async fn note_dry(&self, dry: bool) {
+        let Some(outbox) = self.queue.outbox() else { return };
+        if self.dry.swap(dry, SeqCst) == dry {
+            return;
+        }
+        if let Err(error) = outbox.dry(dry).await {
+            tracing::debug!(%error, "not noted that there is nothing to do");
+        }
     }
 
     fn bundles(&self) -> MutexGuard<'_, VecDeque<(Run, VecDeque<u32>)>> {

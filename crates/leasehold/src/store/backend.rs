@@ -66,6 +66,12 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// The newest word of the store's clock, if it has said anything yet.
     fn reading(&self) -> Option<Reading>;
 
+    /// From now on: at most so many connections, and requests a minute. No effect where there are
+    /// neither.
+    fn limit(&self, connections: usize, requests_per_minute: Option<u32>) {
+        let _ = (connections, requests_per_minute);
+    }
+
     /// The object at `key`, unless it is still the version `unless`.
     async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get>;
 
@@ -83,6 +89,19 @@ pub trait Backend: Debug + Send + Sync + 'static {
     async fn retire(&self, key: &Key, version: &Version, token: u64) -> Result<Delete> {
         let _ = token;
         self.delete(key, Some(version)).await
+    }
+
+    /// Deletes what is done and then the lease under which it was done, each in this version only,
+    /// and remembers the lease's token: as [`Backend::delete`] and [`Backend::retire`] do one after
+    /// the other. `None` where that is no better.
+    async fn finish(
+        &self,
+        work: (&Key, &Version),
+        lease: (&Key, &Version),
+        token: u64,
+    ) -> Result<Option<(Delete, Delete)>> {
+        let _ = (work, lease, token);
+        Ok(None)
     }
 
     /// The fencing tokens that are yet to be given out at this key are above this. Zero where no
@@ -132,15 +151,17 @@ pub trait Backend: Debug + Send + Sync + 'static {
         None
     }
 
-    /// The objects in this folder, if that can be told at once and there are at most `most`.
-    fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+    /// The objects in this folder, if that can be told at once and there are at most `most`, and what
+    /// [`Backend::stamp`] would have said before.
+    fn peek(&self, folder: &str, most: usize) -> Option<(Stamp, Vec<Key>)> {
         let _ = (folder, most);
         None
     }
 
-    /// The content of an object without its version, where finding that out costs extra. `None` if
-    /// this is no such store, or if the object is not there or too large.
-    fn slurp(&self, key: &Key) -> Option<Bytes> {
+    /// The content of an object without its version, where finding that out costs extra, and what
+    /// [`Backend::stamp`] would have said before. `None` if this is no such store, or if the object is
+    /// too large.
+    fn slurp(&self, key: &Key) -> Option<(Stamp, Bytes)> {
         let _ = key;
         None
     }

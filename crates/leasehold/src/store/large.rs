@@ -24,7 +24,7 @@ use crate::{Error, ErrorKind, Result};
 pub const PIECE: usize = 6 << 20;
 
 /// Up to this size an object is read at once when it is opened.
-pub(super) const SMALL: usize = 1 << 20;
+pub(crate) const SMALL: usize = 1 << 20;
 
 /// An object that is read in pieces. All of them are of the version in [`Source::meta`]: if the
 /// object is replaced meanwhile, reading goes on or fails, and never mixes.
@@ -206,13 +206,15 @@ impl Store {
         retrying!(self.driver(), self.backend().discard(keys).await)
     }
 
-    /// The objects in a folder, if that can be told at once and there are at most `most`.
-    pub(crate) fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+    /// The objects in a folder, if that can be told at once and there are at most `most`, and the
+    /// folder's stamp before.
+    pub(crate) fn peek(&self, folder: &str, most: usize) -> Option<(Stamp, Vec<Key>)> {
         self.backend().peek(folder, most)
     }
 
-    /// The content of an object without its version, where finding that out costs extra.
-    pub(crate) fn slurp(&self, key: &Key) -> Option<Bytes> {
+    /// The content of an object without its version, where finding that out costs extra, and its stamp
+    /// before. Nothing, and absent, if it is not there.
+    pub(crate) fn slurp(&self, key: &Key) -> Option<(Stamp, Bytes)> {
         self.backend().slurp(key)
     }
 

@@ -171,6 +171,20 @@ impl Store {
         self.0.backend.retire(key, version, token).await
     }
 
+    /// Deletes what is done and then its lease, as [`Store::delete_version`] and
+    /// [`Store::retire`] do one after the other. `None` where that is no better.
+    pub(crate) async fn finish(
+        &self,
+        work: (&Key, &Version),
+        lease: (&Key, &Version),
+        token: u64,
+    ) -> Result<Option<(Delete, Delete)>> {
+        match self.deletes_conditionally().await? {
+            true => self.0.backend.finish(work, lease, token).await,
+            false => Ok(None),
+        }
+    }
+
     /// Deletes many objects in whatever state they are, in batches where the store has them. On an
     /// error some may be gone; deleting the same again is safe.
     pub async fn delete_many(&self, keys: &[Key]) -> Result<()> {
@@ -231,6 +245,12 @@ impl Store {
     /// record. Every write does this first, once; calling it is a way to do it early.
     pub async fn init(&self) -> Result<()> {
         self.may_write().await.map(|_| ())
+    }
+
+    /// From now on: at most so many connections, and requests a minute, for all clones. See
+    /// [`StoreSettings`], which these take the place of.
+    pub fn limit(&self, connections: usize, requests_per_minute: Option<u32>) {
+        self.0.backend.limit(connections.max(1), requests_per_minute);
     }
 
     /// What was requested so far, by all clones.

@@ -1,10 +1,15 @@
 //! Many small tasks in one object.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::ErrorKind;
+use leasehold::env::Env;
 use leasehold::queue::{Acked, NewTask, Queue, QueueSettings};
+use leasehold::store::memory::Memory;
+use leasehold_testkit::conformance::over;
+use leasehold_testkit::faulty::{Fault, Faulty};
 
 use super::*;
 
@@ -299,4 +304,94 @@ async fn a_bundle_whose_workers_vanish_is_broken_up() {
     assert_eq!(done.len(), 3, "{done:?}");
     let counts = queue.status(0).await.unwrap().counts;
     assert_eq!((counts.free, counts.leased, counts.failed), (0, 0, 0));
+}
+
+/// A task is to leave its bundle, and no answer comes: it has left, or it has not. Whoever goes on with
+/// the bundle looks, so that it is not done both there and on its own.
+#[tokio::test]
+async fn a_task_that_may_have_left_is_not_done_twice() {
+    use Fault::{LostAnswer, LostRequest};
+    for (fault, letter) in [(LostAnswer, false), (LostRequest, false), (LostAnswer, true)] {
+        let memory = Arc::new(Memory::new(Env::system()));
+        let faulty = Arc::new(Faulty::writes(memory.clone(), []));
+        let store = over(faulty.clone());
+        let queue = Queue::create(&store, "q", quick()).await.unwrap();
+        let tasks = (0..3).map(|n| NewTask::text(&n.to_string())).collect();
+        let names = queue.push_bundle(tasks).await.unwrap();
+        let worker = queue.worker("w");
+        let first = next(&worker).await;
+        assert_eq!(first.id(), names[0]);
+        // The write itself, and all questions about it for a while.
+        let object = if letter { "/failed/" } else { "/task.json" };
+        faulty.next_put_of(object, vec![fault], vec![false; 12]);
+        let gone = match letter {
+            true => first.fail("never").await.map(|()| false),
+            false => first.nack("later", None).await,
+        };
+        assert!(gone.is_err(), "{fault:?}: {gone:?}");
+        drop(worker);
+        // Another process, and the store answers again.
+        let queue = Queue::open(&over(memory), "q").await.unwrap().unwrap();
+        let mut done = Vec::new();
+        let worker = until_empty(&queue, "heir");
+        while let Some(task) = worker.next().await.unwrap() {
+            done.push(task.id().to_owned());
+            task.ack_text("done").await.unwrap();
+        }
+        done.sort();
+        // Given up, it is not done at all; else once.
+        let expected = if letter { &names[1..] } else { &names[..] };
+        assert_eq!(done, expected, "{fault:?}");
+        let receipts = left(queue.store()).await;
+        let own = receipts.iter().filter(|key| key.ends_with(".0.json")).count();
+        assert_eq!(own, usize::from(fault == LostAnswer), "{fault:?}: {receipts:?}");
+    }
+}
+
+/// A worker lets a task leave its bundle and is stopped before it writes that; others take the bundle
+/// over and do the task; woken up, it writes. The task is not completed once more, nor given up.
+#[tokio::test]
+async fn a_task_that_leaves_after_its_bundle_is_done_is_not_done_again() {
+    for place in everywhere("late-leave") {
+        let queue = queue(&place).await;
+        let names = bundle(&queue, 2).await;
+        // What a nack writes, taken from another bundle's.
+        let other = bundle(&queue, 2).await;
+        let worker = until_empty(&queue, "w");
+        let mut task_json = None;
+        while let Some(task) = worker.next().await.unwrap() {
+            if task.id() == other[1] && task.attempt() == 1 {
+                task.nack("later", Some(Duration::from_secs(1))).await.unwrap();
+                let name = key(&format!("queues/q/pending/{}/task.json", other[1]));
+                task_json = place.store.get(&name).await.unwrap().map(|object| object.body);
+            } else {
+                task.ack_text("done").await.unwrap();
+            }
+        }
+        let all = left(&place.store).await;
+        assert_eq!(all.len(), 3, "two bundles, and one that left: {all:?}");
+        let late = String::from_utf8(task_json.unwrap().to_vec()).unwrap();
+        let late = late.replace(&other[1], &names[1]);
+        let name = key(&format!("queues/q/pending/{}/task.json", names[1]));
+        let put = place.store.put(&name, late.into(), leasehold::Write::any()).await.unwrap();
+        assert!(matches!(put, leasehold::Put::Stored(_)));
+        assert!(drain(&queue, "heir").await.is_empty(), "{}: done again", place.name);
+        assert_eq!(left(&place.store).await, all, "{}", place.name);
+        // The same with a dead letter.
+        let task = Queue::open(&place.again(), "q").await.unwrap().unwrap();
+        push(&task, "model").await;
+        next(&task.worker("w")).await.fail("no").await.unwrap();
+        let letter = task.dead_letter("model").await.unwrap().unwrap();
+        let text = String::from_utf8(letter.to_bytes()).unwrap().replace("model", &names[1]);
+        let name = key(&format!("queues/q/failed/{}.json", names[1]));
+        for sweeps in [true, false] {
+            let put = place.store.put(&name, text.clone().into(), leasehold::Write::any()).await;
+            assert!(matches!(put.unwrap(), leasehold::Put::Stored(_)));
+            match sweeps {
+                true => assert_eq!(queue.sweep().await.unwrap().letters, 1, "{}", place.name),
+                false => assert!(!queue.retry(&names[1]).await.unwrap(), "{}", place.name),
+            }
+            assert!(queue.dead_letter(&names[1]).await.unwrap().is_none());
+        }
+    }
 }

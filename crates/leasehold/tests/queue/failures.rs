@@ -170,3 +170,69 @@ async fn without_receipts_nothing_is_left() {
         assert!(left(&place.store).await.is_empty(), "{}", place.name);
     }
 }
+
+/// A retry writes the task and then removes the dead letter. Its process is killed in between, the task
+/// is completed, and the letter still stands: another retry, or a sweep, must not run it again.
+#[tokio::test]
+async fn a_retry_that_was_cut_off_is_not_done_twice() {
+    for sweeps in [false, true] {
+        for place in everywhere(if sweeps { "cut-swept" } else { "cut-retried" }) {
+            let queue = queue(&place).await;
+            push(&queue, "x").await;
+            let worker = queue.worker("w");
+            next(&worker).await.fail("no").await.unwrap();
+            let key = leasehold::Key::new("queues/q/failed/x.json").unwrap();
+            let letter = place.store.get(&key).await.unwrap().unwrap().body;
+            // On a bucket pushes that are a second apart cannot be told apart.
+            tokio::time::sleep(Duration::from_millis(1100)).await;
+            assert!(queue.retry("x").await.unwrap());
+            let put = place.store.put(&key, letter, leasehold::Write::any()).await.unwrap();
+            assert!(matches!(put, leasehold::Put::Stored(_)));
+            // Pending again: the letter is about another push, and pushing once more changes nothing.
+            let (pending, _) = queue.find("x").await.unwrap().unwrap();
+            let task = next(&worker).await;
+            assert_eq!((task.id(), task.pushed_at()), ("x", pending.pushed_at));
+            assert_eq!(task.ack().await.unwrap(), Acked::First);
+            match sweeps {
+                true => assert_eq!(queue.sweep().await.unwrap().letters, 1, "{}", place.name),
+                false => assert!(!queue.retry("x").await.unwrap(), "{}", place.name),
+            }
+            assert_eq!(left(&place.store).await, ["queues/q/completed/x.json"], "{}", place.name);
+            assert_eq!(queue.sweep().await.unwrap().letters, 0);
+        }
+    }
+}
+
+/// The letter of a later push than the one that was completed stays: it is what became of it.
+#[tokio::test]
+async fn a_dead_letter_of_a_later_push_stays() {
+    for place in everywhere("later-letter") {
+        let queue = queue(&place).await;
+        push(&queue, "x").await;
+        let worker = queue.worker("w");
+        next(&worker).await.fail("no").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        assert!(queue.retry("x").await.unwrap());
+        next(&worker).await.fail("no again").await.unwrap();
+        let letter = queue.dead_letter("x").await.unwrap().unwrap();
+        // A worker that was thought to be dead completes the first push only now.
+        let receipt = leasehold::queue::Receipt {
+            id: "x".into(),
+            incarnation: "the first push".into(),
+            worker: "zombie".into(),
+            token: 1,
+            pushed_at: letter.task.pushed_at.map(|at| at.minus(Duration::from_secs(1))),
+            started_at: None,
+            completed_at: letter.failed_at,
+            retries: 0,
+            result: None,
+            results: None,
+            nonce: "n".into(),
+        };
+        let key = leasehold::Key::new("queues/q/completed/x.json").unwrap();
+        let put = place.store.put(&key, receipt.to_bytes().into(), leasehold::Write::any()).await;
+        assert!(matches!(put.unwrap(), leasehold::Put::Stored(_)));
+        assert_eq!(queue.sweep().await.unwrap().letters, 0);
+        assert!(queue.retry("x").await.unwrap(), "{}", place.name);
+    }
+}

@@ -148,8 +148,9 @@ async fn row_21_a_create_that_lands_late_is_cleaned_up_by_the_receipt() {
         assert_eq!(drain(&queue, "w").await, ["t"]);
         // The network delivers the first push once more.
         write(&queue, TASK, ghost).await;
-        // It may run, but it is not completed twice, and then it is gone.
-        let worker = queue.worker("w");
+        // It may run elsewhere, but it is not completed twice, and then it is gone.
+        let elsewhere = Queue::open(&place.again(), "q").await.unwrap().unwrap();
+        let worker = elsewhere.worker("w");
         assert_eq!(next(&worker).await.ack().await.unwrap(), Acked::Again);
         assert_eq!(left(&place.store).await, ["queues/q/completed/t.json"], "{}", place.name);
         // A sweep would have done as well.
@@ -288,4 +289,29 @@ async fn a_listing_that_is_old_does_no_harm() {
     tokio::time::sleep(Duration::from_millis(3100)).await;
     queue.sweep().await.unwrap();
     assert_eq!(left(&place.store).await, ["queues/q/completed/t.json"]);
+}
+
+/// A promotes a scheduled task and is slow: others promote, do and remove it between A's look at the
+/// receipt and its write, so the task is back after its receipt. Who saw the receipt does not start it
+/// again, and a promotion that finds the receipt afterwards takes the task away.
+#[tokio::test]
+async fn row_21_a_task_that_comes_back_is_not_started_by_who_saw_it_completed() {
+    for place in everywhere("row21-back") {
+        let queue = queue(&place).await;
+        push(&queue, "t").await;
+        let task = body(&queue, TASK).await;
+        let worker = until_empty(&queue, "w");
+        let done = next(&worker).await;
+        assert_eq!(done.ack().await.unwrap(), Acked::First);
+        // The late write.
+        write(&queue, TASK, task.clone()).await;
+        assert!(worker.next().await.unwrap().is_none(), "{}", place.name);
+        assert_eq!(left(&place.store).await, ["queues/q/completed/t.json"], "{}", place.name);
+        // Another process does not know, and finds out when it acks.
+        write(&queue, TASK, task.clone()).await;
+        let other = Queue::open(&place.again(), "q").await.unwrap().unwrap();
+        let again = next(&other.worker("other")).await;
+        assert_eq!(again.ack().await.unwrap(), Acked::Again, "{}", place.name);
+        assert_eq!(left(&place.store).await, ["queues/q/completed/t.json"], "{}", place.name);
+    }
 }

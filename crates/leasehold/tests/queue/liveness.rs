@@ -188,3 +188,44 @@ async fn an_old_completion_does_not_replace_a_newer_one() {
     let receipt = queue.receipt("t").await.unwrap().unwrap();
     assert_eq!(receipt.result.unwrap().get(), "\"by c\"");
 }
+
+/// What a supervisor does now and then: leases that nobody has any more and tasks that are over go,
+/// everything else stays, and it costs next to nothing.
+#[tokio::test]
+async fn a_reaper_takes_only_what_is_over() {
+    for place in [memory(), directory(), on_s3("ministack", "reap")] {
+        let queue = queue(&place).await;
+        let store = &place.store;
+        let worker = queue.worker("w");
+        push(&queue, "over").await;
+        let body = async |name: &str| {
+            let object = store.get(&key(&format!("queues/q/pending/{name}"))).await.unwrap();
+            String::from_utf8(object.unwrap().body.to_vec()).unwrap()
+        };
+        let task = next(&worker).await;
+        let (lease, work) = (body("over/lease.json").await, body("over/task.json").await);
+        task.ack().await.unwrap();
+        push(&queue, "held").await;
+        let held = next(&worker).await;
+        push(&queue, "free").await;
+        // As if their worker had died between the receipt and the clean-up, before a reboot.
+        let mut lease: serde_json::Value = serde_json::from_str(&lease).unwrap();
+        lease["boot_id"] = "another".into();
+        let lease = lease.to_string();
+        write(&queue, "queues/q/pending/over/task.json", &work).await;
+        write(&queue, "queues/q/pending/over/lease.json", &lease).await;
+        write(&queue, "queues/q/pending/lone/lease.json", &lease).await;
+        tokio::time::sleep(Duration::from_millis(3500)).await;
+        let before = store.usage();
+        let swept = queue.reap().await.unwrap();
+        let used = store.usage().since(&before);
+        assert_eq!((swept.leases, swept.tasks), (2, 1), "{}: {swept:?}", place.name);
+        assert!(used.list == 2 && used.requests() < 20, "{}: {used:?}", place.name);
+        let mut left = left(store).await;
+        left.retain(|key| key.contains("/pending/"));
+        let kept = ["free/task.json", "held/lease.json", "held/task.json"];
+        assert_eq!(left, kept.map(|name| format!("queues/q/pending/{name}")), "{}", place.name);
+        assert_eq!(queue.reap().await.unwrap(), leasehold::queue::Swept::default());
+        held.ack().await.unwrap();
+    }
+}

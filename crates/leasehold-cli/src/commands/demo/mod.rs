@@ -1,11 +1,10 @@
-//! `leasehold demo`: processes share work, and nobody coordinates them but a plain directory.
+//! `leasehold demo`: a fleet in a temporary directory, and nobody coordinates it but that directory.
 //!
-//! Two acts, each with processes of its own: a race for objects, and a queue whose workers are
-//! killed. Nothing is staged: in the end the store is read, and compared with what the processes
-//! were told.
+//! Nothing is staged: the processes are the ordinary commands, what is shown is measured while it
+//! happens, and in the end the store is read and compared with what was promised.
 
-pub mod queue;
 pub mod race;
+mod tour;
 
 use std::process::Child;
 
@@ -13,17 +12,15 @@ use anyhow::Context as _;
 
 use crate::args::{Args, Demo};
 use crate::exit::Exit;
-use crate::render::{self, BAD, GOOD, paint};
+use crate::render::{BAD, GOOD, paint};
 
-/// Both acts.
+/// The tour, or the race.
 pub fn run(args: &Args, demo: &Demo) -> anyhow::Result<Exit> {
     let folder = tempfile::tempdir().context("cannot make a temporary directory")?;
-    let raced = race::run(args, demo, &folder.path().join("race"))?;
-    if !args.json && !args.quiet {
-        render::line("")?;
+    match demo.race {
+        true => race::run(args, demo, &folder.path().join("race")),
+        false => tour::run(args, demo, folder.path()),
     }
-    let worked = queue::run(args, demo, &folder.path().join("queue"))?;
-    Ok(if raced == Exit::Done { worked } else { raced })
 }
 
 /// Whether what was promised holds.

@@ -1,4 +1,4 @@
-//! The first act: worker processes race for objects, and the store decides.
+//! `leasehold demo --race`: processes race for objects, and the store decides.
 //!
 //! The workers are processes of their own on a temporary directory store; the parent only starts
 //! them at the same moment, listens, and in the end reads from the store who really won and compares
@@ -18,7 +18,7 @@ use leasehold::{Durability, Key, Proof, When, Write};
 use serde::{Deserialize, Serialize};
 
 use super::{Processes, verdict};
-use crate::args::{Args, Demo, DemoWorker};
+use crate::args::{Args, Demo as Asked, DemoWorker};
 use crate::exit::Exit;
 use crate::render::{self, DIM, paint};
 
@@ -44,8 +44,16 @@ struct Told {
     usage: Usage,
 }
 
+/// How many race, and for how many objects.
+struct Demo {
+    workers: u32,
+    objects: u32,
+}
+
 /// Runs the race and shows it.
-pub fn run(args: &Args, demo: &Demo, dir: &Path) -> anyhow::Result<Exit> {
+pub fn run(args: &Args, asked: &Asked, dir: &Path) -> anyhow::Result<Exit> {
+    let (workers, objects) = (asked.workers.unwrap_or(8), asked.number.unwrap_or(5000));
+    let demo = &Demo { workers, objects };
     if !args.json && !args.quiet {
         render::line(format_args!(
             "{} processes race to create {} objects, then to increment one counter {SWAPS} times each.\n\

@@ -1,5 +1,6 @@
 //! Compiling, once and for ever.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use leasehold::Store;
@@ -14,6 +15,7 @@ use crate::args::Args;
 use crate::args::index::{Compact, Compile, Terms};
 use crate::exit::Exit;
 use crate::render::{self, WARN, paint};
+use crate::supervised::{self, Leash, Report};
 
 fn options(terms: &Terms) -> CompactOptions {
     let usual = CompactOptions::default();
@@ -77,17 +79,26 @@ pub async fn compile(args: &Args, store: &Store, compile: &Compile) -> anyhow::R
         compilers.push((index.clone(), Compiler::new(&index, settings)));
     }
     let signal = stop.clone();
+    let mut leash = Leash::take(args, store);
+    let cut = leash.as_ref().map(Leash::cut);
     tokio::spawn(async move {
-        ended().await;
+        tokio::select! {
+            () = ended() => {}
+            () = supervised::cut(cut.as_ref()) => {}
+        }
         signal.cancel();
     });
     let mut running = tokio::task::JoinSet::new();
-    let show = Shown { json: args.json, quiet: args.quiet };
+    // What a supervisor is told goes where passes are shown otherwise.
+    let supervised = leash.is_some();
+    let show = Shown { json: args.json && !supervised, quiet: args.quiet || supervised };
+    let tally = Arc::new(Mutex::new(Report::default()));
     for (index, compiler) in compilers {
-        let stop = stop.clone();
+        let (stop, tally) = (stop.clone(), tally.clone());
         running.spawn(async move {
             let mut told = Ok(());
             let run = compiler.run(stop.clone(), |pass| {
+                count(&tally, &index, pass);
                 told = show.pass(&index, pass);
                 if told.is_err() {
                     stop.cancel();
@@ -97,10 +108,38 @@ pub async fn compile(args: &Args, store: &Store, compile: &Compile) -> anyhow::R
             told
         });
     }
-    while let Some(done) = running.join_next().await {
-        done??;
+    let mut tick = tokio::time::interval(supervised::REPORT);
+    let mut tell = || {
+        if let Some(leash) = &mut leash {
+            let counted = tally.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            leash.tell(Report { usage: store.usage(), ..counted });
+        }
+    };
+    let mut outcome = Ok(());
+    loop {
+        tokio::select! {
+            _ = tick.tick(), if supervised => tell(),
+            done = running.join_next() => {
+                let Some(done) = done else { break };
+                outcome = outcome.and(done.map_err(Into::into).and_then(|done| done));
+                // One index that cannot be compiled any more: the others end what they are at.
+                stop.cancel();
+            }
+        }
     }
-    Ok(Exit::Done)
+    tell();
+    outcome.map(|()| Exit::Done)
+}
+
+/// Adds a pass to what a supervisor is told.
+fn count(tally: &Mutex<Report>, index: &Index, pass: &Pass) {
+    let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+    tally.done += pass.records();
+    tally.failed += pass.failed.len() as u64;
+    if let Some((shard, error)) = pass.failed.first() {
+        let text = format!("{}, shard {shard}: {error}", index.name());
+        tally.error = Some(leasehold::protocol::format::node::shortened(&text));
+    }
 }
 
 #[cfg(unix)]

@@ -101,7 +101,7 @@ fn heat_map(status: &Status) -> anyhow::Result<()> {
     let colour = |of: Option<&ShardStatus>| match of {
         Some(of) if of.inbox_records > 0 => {
             // 214 orange … 196 red.
-            [220, 214, 208, 202, 196][(of.inbox_records * 4 / longest.max(1)).min(4) as usize]
+            [220, 214, 208, 202, 196][(of.inbox_records / (longest / 4).max(1)).min(4) as usize]
         }
         Some(of) if of.bytes.is_some() => {
             [22, 28, 34, 40, 46][(of.bytes.unwrap_or(0) * 4 / largest).min(4) as usize]

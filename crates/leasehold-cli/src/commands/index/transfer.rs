@@ -17,6 +17,9 @@ use crate::args::index::{Copy, Format, Import};
 use crate::exit::Exit;
 use crate::render;
 
+/// What some tools begin a file of UTF-8 with.
+const BOM: &[u8] = "\u{feff}".as_bytes();
+
 /// How much is written at a time: one object per shard.
 const BATCH_BYTES: usize = 16 << 20;
 
@@ -145,44 +148,71 @@ async fn from_csv(
                 schema.fields().iter().map(|field| field.name.as_str()).collect();
             invalid(format!("the header has {name:?}, the index has {}", names.join(", ")))
         })?;
+        if places.contains(&place) {
+            return Err(invalid(format!("the header has {name:?} twice")).into());
+        }
         places.push(place);
     }
     let mut record = csv::StringRecord::new();
-    while reader.read_record(&mut record).map_err(|error| invalid(error.to_string()))? {
-        let mut values = vec![""; schema.fields().len()];
-        for (place, value) in places.iter().zip(&record) {
-            values[*place] = value;
-        }
-        importer.add(|batch| batch.put_texts(values.iter().copied())).await?;
+    loop {
+        // A record that cannot be read is a bad record; the next one can be.
+        let read = match reader.read_record(&mut record) {
+            Ok(false) => return Ok(()),
+            Ok(true) => Ok(()),
+            Err(error) => Err(match error.kind() {
+                csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                    invalid(format!("has {len} values, the header has {expected_len}"))
+                }
+                csv::ErrorKind::Utf8 { .. } => invalid("is not UTF-8"),
+                _ => return Err(anyhow::Error::new(error).context("cannot read")),
+            }),
+        };
+        let put = |batch: &mut Batch| {
+            read?;
+            let mut values = vec![""; schema.fields().len()];
+            for (place, value) in places.iter().zip(&record) {
+                values[*place] = value;
+            }
+            batch.put_texts(values.iter().copied())
+        };
+        importer.add(put).await?;
     }
-    Ok(())
 }
 
 async fn from_lines(source: impl Read, importer: &mut Importer<'_>) -> anyhow::Result<()> {
-    for line in BufReader::with_capacity(1 << 20, source).lines() {
-        let line = line.context("cannot read")?;
-        if line.trim().is_empty() {
+    let mut source = BufReader::with_capacity(1 << 20, source);
+    let (mut line, mut first) = (Vec::new(), true);
+    loop {
+        line.clear();
+        if source.read_until(b'\n', &mut line).context("cannot read")? == 0 {
+            return Ok(());
+        }
+        let text = if first { line.strip_prefix(BOM).unwrap_or(&line) } else { &line };
+        first = false;
+        if text.trim_ascii().is_empty() {
             continue;
         }
         let put = |batch: &mut Batch| {
-            let record: Map<String, Value> = serde_json::from_str(&line)
+            let record: Map<String, Value> = serde_json::from_slice(text)
                 .map_err(|error| invalid(format!("not a JSON object: {error}")))?;
             batch.put_json(&record)
         };
         importer.add(put).await?;
     }
-    Ok(())
 }
 
 async fn from_usv(mut source: impl Read, importer: &mut Importer<'_>) -> anyhow::Result<()> {
-    let mut buffer = Vec::new();
+    let (mut buffer, mut first) = (Vec::new(), true);
     loop {
         let start = buffer.len();
         buffer.resize(start + (1 << 20), 0);
         let read = source.read(&mut buffer[start..]).context("cannot read")?;
         buffer.truncate(start + read);
         let whole = if read == 0 { buffer.len() } else { usv::complete(&buffer) };
-        for row in usv::rows(&buffer[..whole]) {
+        for mut row in usv::rows(&buffer[..whole]) {
+            if std::mem::take(&mut first) {
+                row = row.strip_prefix(BOM).unwrap_or(row);
+            }
             importer.add(|batch| batch.put_row(row)).await?;
         }
         buffer.drain(..whole);

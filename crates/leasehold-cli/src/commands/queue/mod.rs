@@ -4,12 +4,13 @@ mod push;
 mod show;
 mod work;
 
-use leasehold::queue::{Queue, QueueSettings, usual_settings};
+use leasehold::queue::{Mode, Queue, QueueSettings, usual_settings};
 use leasehold::{Error, ErrorKind, Store};
 use serde_json::json;
 
 use crate::args::Args;
-use crate::args::queue::{Purge, QueueCommand, QueueTerms};
+use crate::args::queue::{Purge, QueueCommand, QueueMode, QueueTerms};
+use crate::commands::sync;
 use crate::exit::{Ending, Exit};
 use crate::render;
 
@@ -50,7 +51,13 @@ pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::
         QueueCommand::Status { queue, limit } => match open(store, queue).await? {
             None => missing(queue),
             Some(queue) => {
-                show::status(args, &queue.status(*limit).await?)?;
+                let replica = match sync::replica(args, store).await? {
+                    Some(replica) if replica.queue(queue.name()).await?.is_some() => {
+                        Some(replica.status(queue.name()).await?)
+                    }
+                    _ => None,
+                };
+                show::status(args, &queue.status(*limit).await?, replica.as_ref())?;
                 done
             }
         },
@@ -99,14 +106,26 @@ pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::
                 match args.json {
                     true => render::json(&swept)?,
                     false => render::line(format_args!(
-                        "{} receipts, {} leases and {} finished tasks removed, {} tasks promoted",
-                        swept.receipts, swept.leases, swept.tasks, swept.promoted
+                        "{} receipts, {} leases, {} finished tasks and {} outdated dead letters \
+                         removed, {} tasks promoted",
+                        swept.receipts, swept.leases, swept.tasks, swept.letters, swept.promoted
                     ))?,
                 }
                 done
             }
         },
     }
+}
+
+/// The queue that workers and pushers of this node use: a relaxed one's is in the node's replica, if it
+/// has one. Made if need be.
+async fn open_to_work(args: &Args, store: &Store, name: &str) -> anyhow::Result<Queue> {
+    if let Some(replica) = sync::replica(args, store).await?
+        && let Some(queue) = replica.choose(name).await?
+    {
+        return Ok(queue);
+    }
+    Ok(Queue::open_or_create(store, name, None).await?)
 }
 
 async fn open(store: &Store, name: &str) -> anyhow::Result<Option<Queue>> {
@@ -143,6 +162,19 @@ fn apply(terms: &QueueTerms, settings: &mut QueueSettings) {
     set(&mut settings.receipts, &terms.receipts);
     set(&mut settings.retention, &terms.retention);
     set(&mut settings.durable, &terms.durable);
+    set(&mut settings.sync_up, &terms.sync_up);
+    set(&mut settings.sync_down, &terms.sync_down);
+    match terms.mode {
+        Some(QueueMode::Strict) => settings.mode = Mode::Strict,
+        Some(QueueMode::Relaxed) => settings.mode = Mode::Relaxed,
+        None => {}
+    }
+    // A ttl that nobody chose suits the mode.
+    let least = settings.sync_up.saturating_mul(3);
+    if settings.mode == Mode::Relaxed && terms.ttl.is_none() && settings.ttl < least {
+        settings.ttl = least;
+        settings.heartbeat = terms.heartbeat.unwrap_or(least / 3);
+    }
 }
 
 async fn retry(args: &Args, queue: &Queue, tasks: &[String], all: bool) -> anyhow::Result<Ending> {

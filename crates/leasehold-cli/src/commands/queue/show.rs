@@ -33,9 +33,17 @@ pub fn settings(args: &Args, queue: &Queue) -> anyhow::Result<()> {
 }
 
 /// How a queue is doing.
-pub fn status(args: &Args, status: &Status) -> anyhow::Result<()> {
+pub fn status(
+    args: &Args,
+    status: &Status,
+    replica: Option<&leasehold::sync::Status>,
+) -> anyhow::Result<()> {
     if args.json {
-        return render::json(status);
+        let mut fields = serde_json::to_value(status)?;
+        if let (Some(fields), Some(replica)) = (fields.as_object_mut(), replica) {
+            fields.insert("replica".to_owned(), serde_json::to_value(replica)?);
+        }
+        return render::json(&fields);
     }
     let counts = &status.counts;
     let paused =
@@ -54,6 +62,12 @@ pub fn status(args: &Args, status: &Status) -> anyhow::Result<()> {
     render::line(table)?;
     if let Some((id, since)) = &status.oldest {
         render::line(format_args!("oldest: {id}, since {since}"))?;
+    }
+    if let Some(replica) = replica {
+        render::line(format_args!(
+            "this node: {} duplicates, {} requests saved, {} still to be told",
+            replica.duplicates, replica.saved, replica.outbox
+        ))?;
     }
     if !status.held.is_empty() {
         let mut table =

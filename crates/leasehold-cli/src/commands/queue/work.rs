@@ -1,13 +1,15 @@
 //! `leasehold queue work`: a command per task.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use leasehold::queue::{Acked, Queue, Task, Worker, WorkerSettings};
+use leasehold::protocol::format::node::{MOST_HELD, shortened};
+use leasehold::queue::{Acked, Task, Worker, WorkerSettings};
 use leasehold::store::meter::Prices;
 use leasehold::{ErrorKind, Store, host};
 use rustix::process::Signal;
@@ -20,7 +22,8 @@ use crate::args::Args;
 use crate::args::queue::Work;
 use crate::child::{Pipes, Running, Warden};
 use crate::exit::{Ending, Exit};
-use crate::render;
+use crate::supervised::{self, Leash, Report};
+use crate::{config, render};
 
 /// The longest result that is kept: beyond it, a command should store its output elsewhere.
 const RESULT: usize = 1 << 20;
@@ -37,6 +40,8 @@ struct Tally {
     failed: AtomicU64,
     lost: AtomicU64,
     under_way: AtomicU64,
+    /// What is under way, as `queue/task`, and what went wrong last.
+    seen: Mutex<(BTreeSet<String>, Option<String>)>,
     /// Whether we were told to end.
     draining: AtomicBool,
 }
@@ -48,6 +53,29 @@ impl Tally {
     fn add(counter: &AtomicU64) {
         counter.fetch_add(1, Relaxed);
     }
+
+    fn seen(&self) -> MutexGuard<'_, (BTreeSet<String>, Option<String>)> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what went wrong with a task.
+    fn note(&self, task: &str, error: &str) {
+        self.seen().1 = Some(shortened(&format!("{task}: {error}")));
+    }
+
+    /// What a supervisor wants to know.
+    fn report(&self, store: &Store) -> Report {
+        let count = |counter: &AtomicU64| counter.load(Relaxed);
+        let (held, error) = self.seen().clone();
+        Report {
+            done: count(&self.done),
+            failed: count(&self.retried) + count(&self.failed),
+            holds: count(&self.under_way),
+            held: held.into_iter().take(MOST_HELD).collect(),
+            error,
+            usage: store.usage(),
+        }
+    }
 }
 
 pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Ending> {
@@ -58,37 +86,94 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     if work.fail_code == 0 {
         return Err(invalid("--fail-code cannot be 0, which says that the task is done"));
     }
-    let mut queues = Vec::new();
-    for name in names {
-        queues.push(Queue::open_or_create(store, name, None).await?);
-    }
     // It stands in every lease, and so must be there before the first claim.
     let warden = Warden::start()?;
-    let usual = || format!("{}:{}", host::host_name(), std::process::id());
+    let leash = Leash::take(args, store);
+    let usual = || match &leash {
+        Some(leash) => leash.name(),
+        None => format!("{}:{}", host::host_name(), std::process::id()),
+    };
     let settings = WorkerSettings {
         name: work.name.clone().unwrap_or_else(usual),
         poll: work.poll,
         until_empty: work.exit_when_empty,
         companion: warden.pid().and_then(host::process),
     };
-    let worker = Worker::new(queues, settings);
     let tally = Arc::new(Tally::default());
     // Cancelled when running tasks have to stop too.
     let stop = CancellationToken::new();
     let bar = bar(args);
+    let mut told = Signals {
+        terminate: signal(SignalKind::terminate())?,
+        interrupt: signal(SignalKind::interrupt())?,
+        cut: leash.as_ref().map(Leash::cut),
+        leash,
+    };
+    let has_replica = config::replica(args)?.is_some();
+    let ended = loop {
+        let mut queues = Vec::new();
+        for name in &names {
+            queues.push(super::open_to_work(args, store, name).await?);
+        }
+        let mut worker = Worker::new(queues, settings.clone());
+        if has_replica {
+            // Then its tasks are to be claimed elsewhere.
+            worker = worker.until_switched();
+        }
+        let ended = work_on(args, store, work, &worker, &tally, &stop, &bar, &mut told).await?;
+        let switched = worker.was_switched() && !tally.draining.load(Relaxed);
+        if !switched || ended.iter().any(Result::is_err) {
+            break ended;
+        }
+        tracing::info!("a queue was switched between strict and relaxed mode: going on there");
+    };
+    bar.finish_and_clear();
+    match &mut told.leash {
+        Some(leash) => leash.tell(tally.report(store)),
+        None => report(args, &tally)?,
+    }
+    for ended in ended {
+        ended?;
+    }
+    Ok(Exit::Done.into())
+}
+
+/// Signals to end. Listened to all the time: one that comes between two queues counts.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    /// Cancelled when our supervisor is gone, until that has been heard.
+    cut: Option<CancellationToken>,
+    leash: Option<Leash>,
+}
+
+/// Works until there is nothing left, or a signal says so.
+#[allow(clippy::too_many_arguments)] // all that a worker needs, once
+async fn work_on(
+    args: &Args,
+    store: &Store,
+    work: &Work,
+    worker: &Worker,
+    tally: &Tally,
+    stop: &CancellationToken,
+    bar: &ProgressBar,
+    told: &mut Signals,
+) -> anyhow::Result<Vec<anyhow::Result<()>>> {
     let loops = futures::future::join_all(
-        (0..work.jobs).map(|_| one_after_the_other(&worker, work, &tally, &stop)),
+        (0..work.jobs).map(|_| one_after_the_other(worker, work, tally, stop)),
     );
     tokio::pin!(loops);
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     let mut signals = 0;
     let mut deadline = None;
     // Goes on beside the tasks: it may have to wait for one of them.
     let drain = worker.drain();
     tokio::pin!(drain);
     let mut draining = false;
-    let mut tick = tokio::time::interval(Duration::from_millis(200));
+    let alone = told.leash.is_none();
+    let mut tick = tokio::time::interval(match alone {
+        true => Duration::from_millis(200),
+        false => supervised::REPORT,
+    });
     let ended = loop {
         let late = async {
             match deadline {
@@ -100,18 +185,26 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
             ended = &mut loops => break ended,
             _ = tick.tick() => {
                 bar.set_position(tally.done.load(Relaxed));
-                bar.set_message(line(&tally, store));
+                bar.set_message(line(tally, store));
+                if let Some(leash) = &mut told.leash {
+                    leash.tell(tally.report(store));
+                }
             }
             () = late, if !stop.is_cancelled() => stop.cancel(),
             drained = &mut drain, if draining => {
                 draining = false;
                 drained?;
             }
-            _ = terminate.recv() => signals += 1,
-            _ = interrupt.recv() => signals += 1,
+            _ = told.terminate.recv() => signals += 1,
+            _ = told.interrupt.recv() => signals += 1,
+            // Without a supervisor there is nobody to stop us later.
+            () = supervised::cut(told.cut.as_ref()) => {
+                told.cut = None;
+                signals = signals.max(1);
+            }
         }
         if signals == 1 && deadline.is_none() {
-            if !args.quiet {
+            if !args.quiet && alone {
                 render::say("finishing what is under way; once more to stop it");
             }
             draining = true;
@@ -121,12 +214,7 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
             stop.cancel();
         }
     };
-    bar.finish_and_clear();
-    report(args, &tally)?;
-    for ended in ended {
-        ended?;
-    }
-    Ok(Exit::Done.into())
+    Ok(ended)
 }
 
 #[allow(clippy::disallowed_methods)] // a timer of the runtime's, not a time
@@ -213,13 +301,19 @@ async fn one_after_the_other(
         };
         trouble = 0;
         Tally::add(&tally.under_way);
+        let name = format!("{}/{}", task.queue().map_or("", |queue| queue.name()), task.id());
+        tally.seen().0.insert(name.clone());
         let ended = run_task(task, work, tally, stop).await;
         tally.under_way.fetch_sub(1, Relaxed);
+        tally.seen().0.remove(&name);
         match ended {
             Ok(()) => {}
             // Somebody else has the task by now, or will.
             Err(error) if is_lost(&error) => Tally::add(&tally.lost),
-            Err(error) => tracing::warn!("{error:#}"),
+            Err(error) => {
+                tally.note(&name, &format!("{error:#}"));
+                tracing::warn!("{error:#}");
+            }
         }
     }
 }
@@ -275,6 +369,7 @@ async fn run_task(
         }
         Ended::By { code, said, .. } if code == work.fail_code => {
             Tally::add(&tally.failed);
+            tally.note(task.id(), &format!("exit code {code}{said}"));
             task.fail(&format!("exit code {code}{said}")).await?;
         }
         Ended::By { code, said, .. } => {
@@ -295,6 +390,7 @@ async fn run_task(
 }
 
 async fn nack(task: Task, error: &str, tally: &Tally) -> leasehold::Result<()> {
+    tally.note(task.id(), error);
     let again = task.nack(error, None).await?;
     Tally::add(if again { &tally.retried } else { &tally.failed });
     Ok(())

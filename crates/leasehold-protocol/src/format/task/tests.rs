@@ -9,6 +9,7 @@ fn task(id: &str, payload: &str) -> Task {
         pushed_at: Some("2026-01-31T09:05:00.123456Z".parse().unwrap()),
         timeout: Some(Duration::from_secs(90)),
         max_attempts: Some(3),
+        origin: None,
         payload: serde_json::from_str(payload).unwrap(),
     }
 }
@@ -58,7 +59,7 @@ fn what_others_put_there_is_a_payload() {
 fn a_cut_bundle_is_not_taken_for_a_whole_one() {
     let mut tasks = vec![task("", "1"), task("", "2"), task("", "3")];
     tasks.iter_mut().for_each(|task| task.incarnation.clear());
-    let bundle = Bundle { incarnation: "i".into(), pushed_at: None, tasks };
+    let bundle = Bundle { incarnation: "i".into(), pushed_at: None, origin: None, tasks };
     let bytes = bundle.to_bytes();
     assert_eq!(Bundle::parse(&bytes, "b").unwrap().tasks.len(), 3);
     let shorter = bytes[..bytes.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap();

@@ -5,7 +5,7 @@
 //! connection carries a permit for as long as it is open.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,23 +23,60 @@ use tower_service::Service;
 
 pub type Client = hyper_util::client::legacy::Client<HttpsConnector<Limited>, Full<Bytes>>;
 
+/// A number of permits that can be changed.
+#[derive(Debug)]
+pub struct Limit {
+    permits: Arc<Semaphore>,
+    size: Mutex<usize>,
+}
+
+impl Limit {
+    pub fn new(size: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(size)), size: Mutex::new(size) }
+    }
+
+    /// One of them, when there is one.
+    pub async fn take(&self) -> Option<OwnedSemaphorePermit> {
+        self.permits.clone().acquire_owned().await.ok()
+    }
+
+    /// That many from now on. If they are fewer, those that are out count until they are back.
+    pub fn set(&self, size: usize) {
+        let mut now = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        if size > *now {
+            self.permits.add_permits(size - *now);
+        } else if let Ok(surplus) = u32::try_from(*now - size)
+            && surplus > 0
+        {
+            let permits = self.permits.clone();
+            tokio::spawn(async move {
+                if let Ok(surplus) = permits.acquire_many_owned(surplus).await {
+                    surplus.forget();
+                }
+            });
+        }
+        *now = size;
+    }
+}
+
 /// A client for requests now and then to several hosts: an idle connection to one must not keep
 /// another waiting, so there are none.
 pub fn side_client(timeout: Duration) -> Client {
-    build(4, 0, timeout)
+    build(Arc::new(Limit::new(4)), 0, timeout)
 }
 
-/// A client with at most this many connections.
-pub fn client(connections: usize, timeout: Duration) -> Client {
-    build(connections, connections, timeout)
+/// A client with at most this many connections, of which as many may be idle as there are now.
+pub fn client(connections: &Arc<Limit>, timeout: Duration) -> Client {
+    let idle = *connections.size.lock().unwrap_or_else(PoisonError::into_inner);
+    build(connections.clone(), idle, timeout)
 }
 
-fn build(connections: usize, idle: usize, timeout: Duration) -> Client {
+fn build(permits: Arc<Limit>, idle: usize, timeout: Duration) -> Client {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_connect_timeout(Some(timeout.min(Duration::from_secs(10))));
-    let limited = Limited { http, permits: Arc::new(Semaphore::new(connections)) };
+    let limited = Limited { http, permits };
     // The system's certificates know a company's own; a bare container has none at all.
     let tls = match HttpsConnectorBuilder::new().with_native_roots() {
         Ok(tls) => tls,
@@ -60,7 +97,7 @@ fn build(connections: usize, idle: usize, timeout: Duration) -> Client {
 #[derive(Debug, Clone)]
 pub struct Limited {
     http: HttpConnector,
-    permits: Arc<Semaphore>,
+    permits: Arc<Limit>,
 }
 
 impl Service<Uri> for Limited {
@@ -73,10 +110,10 @@ impl Service<Uri> for Limited {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let permit = self.permits.clone().acquire_owned();
+        let permits = self.permits.clone();
         let mut http = self.http.clone();
         Box::pin(async move {
-            let permit = permit.await?;
+            let permit = permits.take().await;
             let stream = http.call(uri).await?;
             Ok(Permitted { stream, _permit: permit })
         })
@@ -87,7 +124,7 @@ impl Service<Uri> for Limited {
 #[derive(Debug)]
 pub struct Permitted {
     stream: TokioIo<TcpStream>,
-    _permit: OwnedSemaphorePermit,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection for Permitted {

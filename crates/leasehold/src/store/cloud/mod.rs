@@ -322,6 +322,10 @@ impl Backend for Cloud {
         self.kind
     }
 
+    fn limit(&self, connections: usize, requests_per_minute: Option<u32>) {
+        self.transport.limit(connections, requests_per_minute);
+    }
+
     fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }

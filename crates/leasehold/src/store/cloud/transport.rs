@@ -9,15 +9,16 @@ use std::time::Duration;
 use futures::Stream;
 use http_body_util::{BodyDataStream, BodyExt as _, Full};
 use hyper::body::Incoming;
+use leasehold_protocol::pace::Pace;
 use leasehold_protocol::time::StoreTime;
 use opendal::raw::Operation;
 use opendal::{Buffer, Error as DalError, ErrorKind as DalKind, HttpBody, HttpTransport};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::answer::{Seen, parse_error_body};
-use super::connect::{Client, client, side_client};
+use super::connect::{Client, Limit, client, side_client};
 use crate::StoreSettings;
-use crate::env::Env;
+use crate::env::{BootTime, Env};
 use crate::store::backend::Reading;
 use crate::store::meter::{Class, Meter};
 
@@ -29,7 +30,10 @@ pub struct Transport {
     /// not keep these waiting.
     side: OnceLock<Client>,
     /// Requests wait here for a connection, before their time begins to run.
-    turns: Arc<Semaphore>,
+    turns: Limit,
+    connections: Arc<Limit>,
+    /// How many may be sent in a minute.
+    pace: Mutex<Option<Pace>>,
     timeout: Duration,
     meter: Arc<Meter>,
     env: Env,
@@ -38,10 +42,13 @@ pub struct Transport {
 
 impl Transport {
     pub fn new(settings: &StoreSettings, meter: Arc<Meter>, env: Env) -> Self {
+        let connections = Arc::new(Limit::new(settings.connections));
         Self {
-            client: client(settings.connections, settings.request_timeout),
+            client: client(&connections, settings.request_timeout),
             side: OnceLock::new(),
-            turns: Arc::new(Semaphore::new(settings.connections)),
+            turns: Limit::new(settings.connections),
+            connections,
+            pace: Mutex::new(settings.requests_per_minute.map(Pace::per_minute)),
             timeout: settings.request_timeout,
             meter,
             env,
@@ -54,6 +61,26 @@ impl Transport {
         *self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// From now on: at most so many connections, and requests a minute.
+    pub fn limit(&self, connections: usize, requests_per_minute: Option<u32>) {
+        self.turns.set(connections);
+        self.connections.set(connections);
+        *self.pace() = requests_per_minute.map(Pace::per_minute);
+    }
+
+    fn pace(&self) -> std::sync::MutexGuard<'_, Option<Pace>> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until one more request may be sent.
+    async fn keep_pace(&self) {
+        let now = self.env.clock().boot().since(BootTime::from_boot(Duration::ZERO));
+        let wait = self.pace().as_mut().map(|pace| pace.take(now)).unwrap_or_default();
+        if !wait.is_zero() {
+            self.env.clock().sleep(wait).await;
+        }
+    }
+
     async fn send(
         self: Arc<Self>,
         request: http::Request<Buffer>,
@@ -64,8 +91,13 @@ impl Transport {
         let body = body.to_bytes();
         let (client, turn) = match class {
             Class::Other => (self.side.get_or_init(|| side_client(self.timeout)), None),
-            _ => (&self.client, self.turns.clone().acquire_owned().await.ok()),
+            _ => (&self.client, self.turns.take().await),
         };
+        // With a connection in hand: so no more than there are connections wait in line, and none of
+        // them longer than that many requests take.
+        if class != Class::Other {
+            self.keep_pace().await;
+        }
         self.meter.request(class, body.len() as u64);
         // A slow line may take its time over a large body: 64 KiB/s are enough for anyone.
         let patience = self.timeout + Duration::from_millis(body.len() as u64 / 64);

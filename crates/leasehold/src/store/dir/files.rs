@@ -111,12 +111,40 @@ pub(super) fn remove_after(
 ) -> Result<Delete> {
     let path = path_of(key.as_str());
     // Once for both the look and the removal: finding it takes longer than either.
+    match beneath(work, &path) {
+        Ok((folder, name)) => remove_from(&folder, name, key, version, first),
+        Err(Errno::NOENT | Errno::NOTDIR) if version.is_some() => Ok(Delete::Refused),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(Delete::Deleted),
+        Err(error) => Err(write_error(error).at(key)),
+    }
+}
+
+/// Removes two objects of one folder, each if it is its version: the second also if the first was
+/// not there. `between` is done before the second goes.
+pub(super) fn remove_both(
+    work: &Work,
+    one: (&Key, &Version),
+    other: (&Key, &Version),
+    between: impl FnOnce() -> Result<()>,
+) -> Result<(Delete, Delete)> {
+    let (path, second) = (path_of(one.0.as_str()), path_of(other.0.as_str()));
     let (folder, name) = match beneath(work, &path) {
         Ok(found) => found,
-        Err(Errno::NOENT | Errno::NOTDIR) if version.is_some() => return Ok(Delete::Refused),
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Delete::Deleted),
-        Err(error) => return Err(write_error(error).at(key)),
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok((Delete::Refused, Delete::Refused)),
+        Err(error) => return Err(write_error(error).at(one.0)),
     };
+    let first = remove_from(&folder, name, one.0, Some(one.1), || Ok(()))?;
+    let name = second.rsplit_once('/').map_or(&*second, |(_, name)| name);
+    Ok((first, remove_from(&folder, name, other.0, Some(other.1), between)?))
+}
+
+fn remove_from(
+    folder: &Folder<'_>,
+    name: &str,
+    key: &Key,
+    version: Option<&Version>,
+    first: impl FnOnce() -> Result<()>,
+) -> Result<Delete> {
     if let Some(version) = version {
         let open = |flags| rustix::fs::openat(folder.as_fd(), name, flags, Mode::empty());
         let there = opened(open_unnoted(OPEN | OFlags::NOFOLLOW, open), key)?;

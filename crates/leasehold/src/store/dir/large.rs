@@ -64,16 +64,17 @@ impl Dir {
     }
 
     /// The content alone, of what is not too large to be kept.
-    pub(super) fn slurp_file(&self, key: &Key) -> Option<Bytes> {
-        let root = self.0.root().ok()??;
-        let (file, stat) = open(root, key).ok()??;
+    pub(super) fn slurp_file(&self, key: &Key) -> Option<(Stamp, Bytes)> {
+        let absent = Some((Stamp::Absent, Bytes::new()));
+        let Some(root) = self.0.root().ok()? else { return absent };
+        let Some((file, stat)) = open(root, key).ok()? else { return absent };
         if stat.st_size as u64 > HASHED {
             return None;
         }
         self.0.meter.request(Class::Get, 0);
         let body = read_all(&file, &stat).ok()?;
         self.0.meter.received(body.len() as u64);
-        Some(body.into())
+        Some((self.0.stamp_from(&stat), body.into()))
     }
 
     pub(super) async fn put_large(
@@ -147,6 +148,13 @@ impl Dir {
             Err(Errno::NOENT | Errno::NOTDIR) => return Some(Stamp::Absent),
             Err(_) => return None,
         };
+        Some(self.0.stamp_from(&stat))
+    }
+}
+
+impl Shared {
+    /// What a look at a file or folder says.
+    pub(super) fn stamp_from(&self, stat: &rustix::fs::Stat) -> Stamp {
         #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
         let ids = [
             stat.st_ino as i64,
@@ -158,9 +166,9 @@ impl Dir {
         ];
         // The change time cannot be set by anybody, and is never before the modification.
         let changed = ids[4].saturating_mul(1_000_000).saturating_add(ids[5] / 1000);
-        let changed = changed.max(mtime(&stat).as_micros());
-        let now = self.0.env.clock().wall().as_micros();
-        Some(Stamp::Present { ids, settled: now.saturating_sub(changed) > SETTLED_MICROS })
+        let changed = changed.max(mtime(stat).as_micros());
+        let now = self.env.clock().wall().as_micros();
+        Stamp::Present { ids, settled: now.saturating_sub(changed) > SETTLED_MICROS }
     }
 }
 

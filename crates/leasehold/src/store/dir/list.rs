@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::names::{Name, path_of, read_name};
 use super::{Shared, file_meta, io_error, mtime, open_beneath};
 use crate::store::backend::Lister;
+use crate::store::large::Stamp;
 use crate::store::meter::Class;
 use crate::store::types::{Detail, Entry, List, Page};
 use crate::{Error, Result};
@@ -315,14 +316,18 @@ fn open_dir(root: &OwnedFd, path: &str) -> Result<Option<Dir>> {
 }
 
 /// The objects right in this folder, unless there are more than `most`, or folders in it.
-pub fn peek(shared: &Shared, folder: &str, most: usize) -> Option<Vec<Key>> {
+pub fn peek(shared: &Shared, folder: &str, most: usize) -> Option<(Stamp, Vec<Key>)> {
     let root = shared.root().ok()??;
     // Where a folder has to be read until it holds still, that is the listing's work.
     if shared.changes_of(root, folder).ok()?.is_some() {
         return None;
     }
     shared.meter.request(Class::List, 0);
-    let Some(mut dir) = open_dir(root, &path_of(folder)).ok()? else { return Some(Vec::new()) };
+    let Some(mut dir) = open_dir(root, &path_of(folder)).ok()? else {
+        return Some((Stamp::Absent, Vec::new()));
+    };
+    // Before it is read: what changes meanwhile shows the next time.
+    let stamp = shared.stamp_from(&dir.stat().ok()?);
     let mut keys = Vec::new();
     while let Some(entry) = dir.read() {
         let entry = entry.ok()?;
@@ -337,5 +342,5 @@ pub fn peek(shared: &Shared, folder: &str, most: usize) -> Option<Vec<Key>> {
             keys.push(Key::new(format!("{folder}/{name}")).ok()?);
         }
     }
-    Some(keys)
+    Some((stamp, keys))
 }

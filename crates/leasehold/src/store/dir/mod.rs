@@ -34,13 +34,14 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
+use leasehold_protocol::layout::queue::unit_folder;
 use rustix::fs::{Access, AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use self::fence::Fence;
 use self::files::{
     Folders, create, file_meta, hash, io_error, make_folder, mtime, open, open_beneath, read_all,
-    remove, remove_after, replace, version_of, write_error,
+    remove, remove_after, remove_both, replace, version_of, write_error,
 };
 use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
@@ -235,7 +236,7 @@ impl Backend for Dir {
         self.locked(key, move |work, stripe| {
             let outcome = remove(work, &at, version.as_ref())?;
             if matches!(outcome, Delete::Deleted) {
-                work.note_deleted(&at);
+                work.note_deleted([&at]);
                 drop(stripe);
                 work.tidy(&path_of(at.as_str()), false);
             }
@@ -253,7 +254,7 @@ impl Backend for Dir {
                 stripe.retire(token).map_err(|error| write_error(error).at(&at))
             })?;
             if matches!(outcome, Delete::Deleted) {
-                work.note_deleted(&at);
+                work.note_deleted([&at]);
             }
             drop(stripe);
             if matches!(outcome, Delete::Deleted) {
@@ -262,6 +263,38 @@ impl Backend for Dir {
             Ok(outcome)
         })
         .await
+    }
+
+    async fn finish(
+        &self,
+        work: (&Key, &Version),
+        lease: (&Key, &Version),
+        token: u64,
+    ) -> Result<Option<(Delete, Delete)>> {
+        let folder = unit_folder(work.0.as_str());
+        if folder.is_none() || folder != unit_folder(lease.0.as_str()) {
+            return Ok(None);
+        }
+        self.0.meter.request(Class::Delete, 0);
+        self.0.meter.request(Class::Delete, 0);
+        let (at, task_version) = (work.0.clone(), work.1.clone());
+        let (lease, lease_version) = (lease.0.clone(), lease.1.clone());
+        let both = self.locked(work.0, move |work, stripe| {
+            let one = (&at, &task_version);
+            let removed = remove_both(work, one, (&lease, &lease_version), || {
+                stripe.retire(token).map_err(|error| write_error(error).at(&lease))
+            })?;
+            let gone = [(&removed.0, &at), (&removed.1, &lease)];
+            let gone = gone.into_iter().filter(|(removed, _)| matches!(removed, Delete::Deleted));
+            work.note_deleted(gone.map(|(_, key)| key));
+            drop(stripe);
+            // Nobody would have put the lease there after the task.
+            if matches!(removed.1, Delete::Deleted) {
+                work.tidy(&path_of(lease.as_str()), false);
+            }
+            Ok(removed)
+        });
+        both.await.map(Some)
     }
 
     async fn floor(&self, key: &Key) -> Result<u64> {
@@ -311,11 +344,11 @@ impl Backend for Dir {
         self.stamp_of(name)
     }
 
-    fn peek(&self, folder: &str, most: usize) -> Option<Vec<Key>> {
+    fn peek(&self, folder: &str, most: usize) -> Option<(Stamp, Vec<Key>)> {
         list::peek(&self.0, folder, most)
     }
 
-    fn slurp(&self, key: &Key) -> Option<Bytes> {
+    fn slurp(&self, key: &Key) -> Option<(Stamp, Bytes)> {
         self.slurp_file(key)
     }
 

@@ -133,10 +133,15 @@ impl Work {
         kept.then(|| Note { stamp: self.flusher.stamp(), key: key.to_string(), state })
     }
 
-    /// The same for a deleted one; nobody waits for it.
-    pub(super) fn note_deleted(&self, key: &Key) {
-        if let Some(note) = self.note_if_kept(key, State::Absent) {
-            self.flusher.note_later(note);
+    /// The same for deleted ones; nobody waits for it.
+    pub(super) fn note_deleted<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) {
+        let mut keys = keys.into_iter().peekable();
+        if keys.peek().is_none() || !self.flusher.must_note(&self.private) {
+            return;
+        }
+        for key in keys {
+            let (stamp, key) = (self.flusher.stamp(), key.to_string());
+            self.flusher.note_later(Note { stamp, key, state: State::Absent });
         }
     }
 }

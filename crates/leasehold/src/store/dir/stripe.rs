@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use leasehold_protocol::format::lease::MAX_TOKEN;
+use leasehold_protocol::layout::queue::unit_folder;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -192,8 +193,10 @@ fn failed(index: usize, error: Errno) -> Error {
     super::io_error(&format!("take the store's stripe lock {}", name_of(index)), error)
 }
 
+/// A task and its lease have the same, so that both can go at once.
 fn index_of(key: &str) -> usize {
-    (xxhash_rust::xxh3::xxh3_64(key.as_bytes()) % STRIPES as u64) as usize
+    let name = unit_folder(key).unwrap_or(key);
+    (xxhash_rust::xxh3::xxh3_64(name.as_bytes()) % STRIPES as u64) as usize
 }
 
 fn name_of(index: usize) -> String {

@@ -1,0 +1,214 @@
+//! What the bucket is still to be told: one small object for each task or bundle.
+//!
+//! Noted before a push, a receipt or a dead letter, so that none of them can be without its entry. A
+//! claim is noted after it: one that nobody learns of costs others a race, and no task.
+
+use leasehold_protocol::cas::{Version, When};
+use leasehold_protocol::format::lease::Place;
+use leasehold_protocol::format::outbox::{Entry, Intent, Writer};
+use leasehold_protocol::layout::queue::Unit;
+use leasehold_protocol::layout::sync::SyncKeys;
+use leasehold_protocol::settle::Proof;
+use leasehold_protocol::time::StoreTime;
+
+use crate::store::{Delete, Durability, List, Put, Store, Unknown, Write};
+use crate::{Error, Result, host};
+
+/// The outbox of one queue of a replica.
+#[derive(Debug, Clone)]
+pub(crate) struct Outbox {
+    store: Store,
+    keys: SyncKeys,
+}
+
+impl Outbox {
+    pub fn new(store: &Store, queue: &str) -> Result<Self> {
+        Ok(Self { store: store.clone(), keys: SyncKeys::new(queue)? })
+    }
+
+    pub fn keys(&self) -> &SyncKeys {
+        &self.keys
+    }
+
+    fn writer(&self, intent: Intent) -> Writer {
+        Writer::new(intent, self.here().as_ref())
+    }
+
+    fn here(&self) -> Option<Place> {
+        let env = self.store.env();
+        env.host().here(env.clock().boot())
+    }
+
+    /// Work is about to be pushed.
+    pub async fn pushing(
+        &self,
+        unit: &Unit,
+        chosen: bool,
+        scheduled: Option<StoreTime>,
+        durability: Durability,
+    ) -> Result<()> {
+        let writer = self.writer(Intent::Push);
+        let note = |entry: &mut Entry| {
+            entry.untold = true;
+            entry.chosen |= chosen;
+            entry.scheduled = scheduled;
+            entry.add(writer.clone());
+        };
+        self.note(unit, durability, &note).await
+    }
+
+    /// Work was claimed.
+    pub async fn claimed(
+        &self,
+        unit: &Unit,
+        incarnation: &str,
+        origin: Option<&str>,
+    ) -> Result<()> {
+        let note = |entry: &mut Entry| name(entry, incarnation, origin);
+        self.note(unit, Durability::Volatile, &note).await
+    }
+
+    /// A receipt or a dead letter is about to be written.
+    pub async fn finishing(
+        &self,
+        unit: &Unit,
+        incarnation: &str,
+        origin: Option<&str>,
+        durability: Durability,
+    ) -> Result<()> {
+        let writer = self.writer(Intent::Finish);
+        let note = |entry: &mut Entry| {
+            name(entry, incarnation, origin);
+            entry.add(writer.clone());
+        };
+        self.note(unit, durability, &note).await
+    }
+
+    /// Changes an entry, or makes it. Whatever else stands in it stays.
+    async fn note(
+        &self,
+        unit: &Unit,
+        durability: Durability,
+        change: &(impl Fn(&mut Entry) + Sync),
+    ) -> Result<()> {
+        let key = self.keys.entry(unit)?;
+        let (mut entry, mut when) = (Entry::default(), When::Absent);
+        for _ in 0..64 {
+            change(&mut entry);
+            // What a power loss must not take away from an entry is that its work is not known yet.
+            let durability = if entry.untold { Durability::Durable } else { durability };
+            if self.write(unit, &entry, when, durability).await?.is_some() {
+                return Ok(());
+            }
+            (entry, when) = match self.store.get(&key).await? {
+                None => (Entry::default(), When::Absent),
+                Some(object) => (Entry::parse(&object.body), When::Matches(object.meta.version)),
+            };
+        }
+        Err(Error::unavailable("others keep changing this entry of the outbox").at(&key))
+    }
+
+    async fn write(
+        &self,
+        unit: &Unit,
+        entry: &Entry,
+        when: When,
+        durability: Durability,
+    ) -> Result<Option<Version>> {
+        let nonce = self.store.env().nonce();
+        let entry = Entry { nonce: nonce.to_string(), ..entry.clone() };
+        let write = Write::when(when, Proof::Nonce(nonce)).durability(durability);
+        match self.store.put(&self.keys.entry(unit)?, entry.to_bytes().into(), write).await? {
+            Put::Stored(version) => Ok(Some(version)),
+            Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => Ok(None),
+            Put::Unknown(unknown) => Err(unknown.into_error()),
+        }
+    }
+
+    /// The entry about this task or bundle.
+    pub async fn entry(&self, unit: &Unit) -> Result<Option<(Entry, Version)>> {
+        let object = self.store.get(&self.keys.entry(unit)?).await?;
+        Ok(object.map(|object| (Entry::parse(&object.body), object.meta.version)))
+    }
+
+    /// Whether there is one.
+    pub async fn has(&self, unit: &Unit) -> Result<bool> {
+        Ok(self.store.head(&self.keys.entry(unit)?).await?.is_some())
+    }
+
+    /// Writes down what was told, unless something was noted since.
+    pub async fn rewrite(&self, unit: &Unit, entry: &Entry, version: Version) -> Result<bool> {
+        let durability = if entry.untold { Durability::Durable } else { Durability::Volatile };
+        Ok(self.write(unit, entry, When::Matches(version), durability).await?.is_some())
+    }
+
+    /// Removes an entry, unless something was noted since.
+    pub async fn remove(&self, unit: &Unit, version: &Version) -> Result<bool> {
+        match self.store.delete_version(&self.keys.entry(unit)?, version).await? {
+            Delete::Deleted => Ok(true),
+            Delete::Refused | Delete::Contended => Ok(false),
+            Delete::Unknown(unknown) => Err(unknown.into_error()),
+        }
+    }
+
+    /// Whether a writer of the entry has ended, and so will not do what it announced.
+    pub fn is_gone(&self, entry: &Entry, n: usize) -> bool {
+        use leasehold_protocol::lease::Liveness;
+        let Some(here) = self.here() else { return false };
+        match entry.writers.get(n).and_then(Writer::place) {
+            Some(place) if place.boot_id != here.boot_id => true,
+            Some(place) => {
+                host::liveness(self.store.env().host(), &place, &here) == Some(Liveness::Gone)
+            }
+            None => false,
+        }
+    }
+
+    /// Counts a completion that came second. Counting the same again, by its mark, changes nothing.
+    pub async fn count_duplicate(&self, unit: &Unit, mark: &str) -> Result<()> {
+        let key = self.keys.duplicate(unit, mark)?;
+        let write = Write::when(When::Absent, Proof::Bytes);
+        match self.store.put(&key, "{}\n".into(), write).await? {
+            Put::Unknown(unknown) => Err(unknown.into_error()),
+            Put::Stored(_) | Put::Refused | Put::Contended => Ok(()),
+        }
+    }
+
+    /// How many tasks were done in vain.
+    pub async fn duplicates(&self) -> Result<u64> {
+        let mut listing = self.store.list(List::prefix(self.keys.duplicates())?.unordered());
+        let mut count = 0;
+        while let Some(page) = listing.next_page().await? {
+            let counts =
+                page.entries.iter().filter_map(|e| self.keys.parse_duplicate(e.key.as_str()));
+            count += counts.sum::<u64>();
+        }
+        Ok(count)
+    }
+
+    /// Notes that a worker has nothing to do, or has again.
+    pub async fn dry(&self, dry: bool) -> Result<()> {
+        let key = self.keys.dry()?;
+        match dry {
+            true => {
+                let write = Write::any().durability(Durability::Volatile);
+                let _ = self.store.put(&key, "{}\n".into(), write).await?;
+            }
+            false => {
+                let _ = self.store.delete(&key).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an entry is about, now that it is known.
+fn name(entry: &mut Entry, incarnation: &str, origin: Option<&str>) {
+    if entry.incarnation != incarnation {
+        entry.incarnation = incarnation.to_owned();
+        entry.origin = None;
+    }
+    if let Some(origin) = origin {
+        entry.origin = Some(origin.to_owned());
+    }
+}

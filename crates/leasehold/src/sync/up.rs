@@ -1,0 +1,473 @@
+//! Sync up: what happened here reaches the bucket, by the same conditional writes as strict mode's.
+//!
+//! For each entry of the outbox: the entry is read, *then* what it is about, then the bucket is told,
+//! and then the entry goes, in the version that was read: whatever happened meanwhile was noted again.
+//! Every step can be repeated, so a crash anywhere is repaired by the next sync.
+
+use futures::StreamExt as _;
+use leasehold_protocol::cas::{Version, When};
+use leasehold_protocol::format::lease::Lease;
+use leasehold_protocol::format::outbox::{Entry, state_hash, unit_hash};
+use leasehold_protocol::format::task::{self as format, DeadLetter, Receipt};
+use leasehold_protocol::layout::queue::{Part, Unit};
+use leasehold_protocol::lease::{Judgement, Seen, Why};
+use leasehold_protocol::queue::History;
+use leasehold_protocol::settle::Proof;
+use leasehold_protocol::sync::{self as decide, End, Local, LocalLease, TellLease};
+use serde::Serialize;
+
+use super::{AT_A_TIME, Pair, Replica};
+use crate::queue::push::Stored;
+use crate::queue::wrote;
+use crate::store::meter::Usage;
+use crate::store::{List, Write};
+use crate::{Error, Result};
+
+/// What a sync up did.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Up {
+    /// Tasks and bundles that the bucket did not know.
+    pub pushed: u64,
+    /// Claims that were told, or renewed.
+    pub held: u64,
+    /// Failures and hand-backs that were told.
+    pub released: u64,
+    /// Completions that were the first.
+    pub completed: u64,
+    /// Completions that were not.
+    pub duplicates: u64,
+    /// Dead letters.
+    pub given_up: u64,
+    /// Claims that somebody else's came before: their work here is stopped.
+    pub lost: u64,
+    /// Failed attempts before the completions and dead letters.
+    pub retries: u64,
+    /// Entries that stay: their tasks are being done, or could not be told of.
+    pub left: u64,
+    /// Those of them that something is wrong with; a warning says what.
+    pub troubled: u64,
+    /// What it took.
+    pub usage: Usage,
+    /// Pushes in the versions that they got, for the next sync down.
+    #[serde(skip)]
+    pub(super) seen: Vec<(u128, u64)>,
+}
+
+impl Up {
+    fn add(&mut self, other: Self) {
+        self.pushed += other.pushed;
+        self.held += other.held;
+        self.released += other.released;
+        self.completed += other.completed;
+        self.duplicates += other.duplicates;
+        self.given_up += other.given_up;
+        self.lost += other.lost;
+        self.retries += other.retries;
+        self.left += other.left;
+        self.troubled += other.troubled;
+        self.seen.extend(other.seen);
+    }
+}
+
+/// What the replica shows of a task or bundle, and the records behind it.
+#[derive(Debug)]
+pub(super) struct View {
+    pub local: Local,
+    pub work: Option<(Vec<u8>, Version)>,
+    pub lease: Option<Seen>,
+    pub receipt: Option<(Receipt, Version)>,
+    pub letter: Option<(DeadLetter, Version)>,
+}
+
+impl View {
+    pub fn record(&self) -> Option<&Lease> {
+        self.lease.as_ref().and_then(|seen| seen.record.as_ref().ok())
+    }
+}
+
+impl Replica {
+    /// Tells the bucket what happened here since. No request where nothing did.
+    pub async fn up(&self, queue: &str) -> Result<Up> {
+        let _alone = self.lock().await?;
+        self.up_alone(queue).await
+    }
+
+    pub(super) async fn up_alone(&self, queue: &str) -> Result<Up> {
+        let before = self.bucket().usage();
+        let pair = self.pair(queue).await?;
+        let mut up = Up::default();
+        let told = self.tell_all(&pair, &mut up).await;
+        up.usage = self.bucket().usage().since(&before);
+        let mut state = self.state(queue).await?;
+        state.add_up(&up);
+        if told.is_ok() {
+            state.up_at = Some(self.local().now().await?);
+        }
+        // What was pushed need not be compared with what was pushed.
+        let seen = std::mem::take(&mut up.seen);
+        if !seen.is_empty() {
+            let known = self.known(queue).await?.with(seen);
+            self.save_known(queue, &known).await?;
+        }
+        if up.usage.requests() > 0 {
+            self.learn_time().await?;
+        }
+        self.save_state(queue, &state).await?;
+        told.map(|()| up)
+    }
+
+    async fn tell_all(&self, pair: &Pair<'_>, up: &mut Up) -> Result<()> {
+        let keys = pair.outbox.keys();
+        for part in keys.outbox_parts() {
+            self.tell_part(pair, part, up).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell_part(&self, pair: &Pair<'_>, part: String, up: &mut Up) -> Result<()> {
+        let keys = pair.outbox.keys();
+        let mut listing = self.local().list(List::prefix(part)?);
+        while let Some(page) = listing.next_page().await? {
+            let entries = page.entries.iter();
+            let units: Vec<Unit> =
+                entries.filter_map(|entry| keys.parse_entry(entry.key.as_str())).collect();
+            let tellings = units.into_iter().map(|unit| pair.tell_or_warn(unit));
+            let mut tellings = futures::stream::iter(tellings).buffer_unordered(AT_A_TIME);
+            // What is under way when one fails is dropped: as good as a crash, and as harmless.
+            while let Some(told) = tellings.next().await {
+                up.add(told?);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Pair<'_> {
+    /// One entry that cannot be told of must not keep the others from it, unless it is the bucket that
+    /// does not answer.
+    async fn tell_or_warn(&self, unit: Unit) -> Result<Up> {
+        match self.tell(&unit).await {
+            Err(error) if error.is_about_data() => {
+                tracing::warn!(unit = unit.name(), %error, "the bucket cannot be told of this");
+                Ok(Up { left: 1, troubled: 1, ..Up::default() })
+            }
+            told => told,
+        }
+    }
+
+    /// What the replica shows. The work before its records: whoever finishes it writes these first.
+    pub(super) async fn look(&self, unit: &Unit, entry: &Entry) -> Result<View> {
+        let (store, keys) = (self.local_store(), self.local.keys());
+        let scheduled = match (entry.scheduled, unit) {
+            (Some(time), Unit::Task(id)) => {
+                store.head(&keys.scheduled_at(time, id)?).await?.is_some()
+            }
+            _ => false,
+        };
+        let work = store.get(&keys.part(unit, Part::Work)?).await?;
+        let incarnation =
+            work.as_ref().map(|object| incarnation(unit, &object.body, &object.meta.version));
+        let desk = self.local.desk(unit, &self.replica.node)?;
+        let seen = desk.look().await?;
+        let lease = match &seen {
+            None => LocalLease::None,
+            Some(seen) if seen.record.as_ref().is_ok_and(decide::is_foreign) => LocalLease::Foreign,
+            Some(seen) => match desk.judge(seen) {
+                Judgement::Held { .. } => LocalLease::Held,
+                Judgement::Free(Why::Released) => {
+                    LocalLease::Released(seen.record.as_ref().map(History::of).unwrap_or_default())
+                }
+                Judgement::Free(_) => LocalLease::Dead,
+            },
+        };
+        let receipt = store.get(&keys.receipt(unit)?).await?;
+        let receipt = receipt
+            .and_then(|object| Some((Receipt::parse(&object.body).ok()?, object.meta.version)));
+        let letter = match unit {
+            Unit::Task(id) => store.get(&keys.dead_letter(id)?).await?,
+            // One that could not be read as a bundle.
+            Unit::Bundle(..) => store.get(&keys.dead_letter(&unit.name())?).await?,
+        };
+        let letter = letter
+            .and_then(|object| Some((DeadLetter::parse(&object.body).ok()?, object.meta.version)));
+        let local = Local {
+            work: incarnation,
+            scheduled,
+            lease,
+            receipt: receipt.as_ref().map(|(receipt, _)| receipt.incarnation.clone()),
+            letter: letter.as_ref().map(|(letter, _)| letter.task.incarnation.clone()),
+        };
+        let work = work.map(|object| (object.body.to_vec(), object.meta.version));
+        Ok(View { local, work, lease: seen, receipt, letter })
+    }
+
+    /// Tells of one task or bundle, and removes its entry if there is nothing more to tell.
+    async fn tell(&self, unit: &Unit) -> Result<Up> {
+        let mut up = Up::default();
+        let Some((before, version)) = self.outbox.entry(unit).await? else { return Ok(up) };
+        let mut entry = before.clone();
+        let mut view = self.look(unit, &entry).await?;
+        decide::forget_seen(&mut entry, &view.local);
+        let tale = decide::tell(&entry, &view.local);
+        if tale.end.is_some()
+            && let Unit::Bundle(id, _) = unit
+        {
+            // What left the bundle must be known before the bundle is over, or it would be nowhere.
+            up.add(self.tell_of_those_who_left(id).await?);
+        }
+        match tale.end {
+            Some(End::Done) => self.tell_done(unit, &mut entry, &mut view, &mut up).await?,
+            Some(End::Dead) => self.tell_dead(unit, &mut entry, &mut view, &mut up).await?,
+            None => {}
+        }
+        if tale.push && !self.tell_push(unit, &mut entry, &mut view, &mut up).await? {
+            // It is somebody else's task by now.
+            self.drop_local(unit, &mut view).await?;
+        } else {
+            match tale.lease {
+                Some(TellLease::Hold) => {
+                    self.tell_hold(unit, &mut entry, &mut view, &mut up).await?
+                }
+                Some(TellLease::Release) => {
+                    self.tell_release(unit, &mut entry, &mut view, &mut up).await?;
+                }
+                None => {}
+            }
+        }
+        match decide::is_settled(&entry, &view.local, |n| self.outbox.is_gone(&entry, n)) {
+            true => up.left += u64::from(!self.outbox.remove(unit, &version).await?),
+            false => {
+                up.left += 1;
+                if entry != before {
+                    self.outbox.rewrite(unit, &entry, version).await?;
+                }
+            }
+        }
+        Ok(up)
+    }
+
+    async fn tell_of_those_who_left(&self, bundle: &str) -> Result<Up> {
+        let mut up = Up::default();
+        let keys = self.outbox.keys();
+        let prefix = keys.entries_of_those_who_left(bundle);
+        let mut listing = self.local_store().list(List::prefix(prefix)?);
+        while let Some(page) = listing.next_page().await? {
+            for entry in page.entries {
+                if let Some(unit @ Unit::Task(_)) = keys.parse_entry(entry.key.as_str()) {
+                    up.add(Box::pin(self.tell(&unit)).await?);
+                }
+            }
+        }
+        // Counted on their own turn.
+        Ok(Up { left: 0, ..up })
+    }
+
+    async fn tell_done(
+        &self,
+        unit: &Unit,
+        entry: &mut Entry,
+        view: &mut View,
+        up: &mut Up,
+    ) -> Result<()> {
+        let Some((receipt, version)) = view.receipt.clone() else { return Ok(()) };
+        up.retries += u64::from(receipt.retries);
+        // A name that was chosen here may have been chosen elsewhere: then that push counts, and ours was
+        // done in vain. Strict mode would have refused it.
+        if entry.untold
+            && entry.chosen
+            && self.is_pushed_by_others(unit, &receipt.incarnation).await?
+        {
+            self.outbox.count_duplicate(unit, &receipt.nonce).await?;
+            up.duplicates += unit.tasks();
+            self.local.delete_work(&self.local.keys().receipt(unit)?, &version).await?;
+            entry.untold = false;
+            return Ok(());
+        }
+        match self.there.record_receipt(unit, &receipt, Proof::Bytes).await? {
+            None => up.completed += 1,
+            Some(theirs) => {
+                self.outbox.count_duplicate(unit, &receipt.nonce).await?;
+                up.duplicates += unit.tasks();
+                self.take_receipt(unit, &theirs, Some(version)).await?;
+            }
+        }
+        self.clean_up(unit, entry, &receipt.incarnation).await?;
+        self.clean_up_here(unit, view, &receipt.incarnation).await
+    }
+
+    /// Whether the bucket has another push of this task, or a receipt of one.
+    async fn is_pushed_by_others(&self, unit: &Unit, ours: &str) -> Result<bool> {
+        let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
+        let others = work
+            .is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours);
+        Ok(others
+            || self.there.receipt_of(unit).await?.is_some_and(|there| there.incarnation != ours))
+    }
+
+    async fn tell_dead(
+        &self,
+        unit: &Unit,
+        entry: &mut Entry,
+        view: &mut View,
+        up: &mut Up,
+    ) -> Result<()> {
+        let Some((letter, version)) = view.letter.clone() else { return Ok(()) };
+        let incarnation = letter.task.incarnation.clone();
+        up.retries += u64::from((letter.failures + letter.crashes).saturating_sub(1));
+        match self.there.receipt_of(unit).await? {
+            // A receipt beats a dead letter.
+            Some(theirs) if theirs.incarnation == incarnation => {
+                self.take_receipt(unit, &theirs, None).await?;
+                let key = self.local.keys().dead_letter(&letter.task.id)?;
+                self.local.delete_work(&key, &version).await?;
+            }
+            _ => {
+                let task = format::Task { origin: None, ..letter.task };
+                self.there.write_dead_letter(DeadLetter { task, ..letter }).await?;
+                up.given_up += 1;
+            }
+        }
+        self.clean_up(unit, entry, &incarnation).await?;
+        self.clean_up_here(unit, view, &incarnation).await
+    }
+
+    /// The bucket's work, then its lease, in that order: the record is there.
+    async fn clean_up(&self, unit: &Unit, entry: &mut Entry, ours: &str) -> Result<()> {
+        let key = self.there.keys().part(unit, Part::Work)?;
+        let version = match &entry.origin {
+            Some(origin) if entry.incarnation == ours => Some(Version::new(origin.as_str())),
+            // Pushed here: in which version it stands there was not kept.
+            _ => self.bucket().get(&key).await?.and_then(|object| {
+                let same = incarnation(unit, &object.body, &object.meta.version) == ours;
+                same.then_some(object.meta.version)
+            }),
+        };
+        if let Some(version) = version {
+            self.there.delete_work(&key, &version).await?;
+        }
+        if let Some(told) = entry.told.take() {
+            let key = self.there.keys().part(unit, Part::Lease)?;
+            let _ = self.bucket().retire(&key, &Version::new(told), entry.token).await?;
+        }
+        entry.untold = false;
+        Ok(())
+    }
+
+    /// What a worker of this node left beside its record when it died.
+    async fn clean_up_here(&self, unit: &Unit, view: &mut View, ours: &str) -> Result<()> {
+        if view.local.work.as_deref() == Some(ours)
+            && let Some((_, version)) = &view.work
+        {
+            self.local.delete_work(&self.local.keys().part(unit, Part::Work)?, version).await?;
+            view.local.work = None;
+        }
+        Ok(())
+    }
+
+    /// Their receipt counts: it stands here too from now on.
+    pub(super) async fn take_receipt(
+        &self,
+        unit: &Unit,
+        theirs: &Receipt,
+        ours: Option<Version>,
+    ) -> Result<()> {
+        let key = self.local.keys().receipt(unit)?;
+        let when = ours.map_or(When::Absent, When::Matches);
+        let write = Write::when(when, Proof::Bytes).durability(self.local.durability());
+        wrote(self.local_store().put(&key, theirs.to_bytes().into(), write).await?).map(drop)
+    }
+
+    /// Says whether the task is the one that the bucket has.
+    async fn tell_push(
+        &self,
+        unit: &Unit,
+        entry: &mut Entry,
+        view: &mut View,
+        up: &mut Up,
+    ) -> Result<bool> {
+        let keys = self.there.keys();
+        let receipt = keys.receipt(unit)?;
+        let stored = match unit {
+            Unit::Task(id) => {
+                let scheduled = match (&view.work, entry.scheduled) {
+                    (None, Some(time)) => {
+                        let key = self.local.keys().scheduled_at(time, id)?;
+                        self.local_store().get(&key).await?.map(|object| (time, object))
+                    }
+                    _ => None,
+                };
+                let (key, body, version) = match (&view.work, &scheduled) {
+                    (Some((body, version)), _) => {
+                        (keys.part(unit, Part::Work)?, &body[..], version)
+                    }
+                    (None, Some((time, object))) => {
+                        (keys.scheduled_at(*time, id)?, &object.body[..], &object.meta.version)
+                    }
+                    // Promoted and done while we looked: noted again, and told of next time.
+                    (None, None) => return Ok(true),
+                };
+                let task = format::Task {
+                    origin: None,
+                    ..format::Task::parse(body, id, version.as_str())
+                };
+                // One that left a bundle must not be seen as free before its time.
+                if let (LocalLease::Released(history), Some(lease)) =
+                    (&view.local.lease, view.record())
+                    && history.tries() > 0
+                {
+                    let lease = self.as_theirs(unit, lease, entry);
+                    self.create_lease(unit, &lease, entry).await?;
+                }
+                let stored = self
+                    .there
+                    .store_task(&key, &receipt, &task, entry.chosen, Proof::Bytes)
+                    .await?;
+                match stored {
+                    Stored::Pending(there) if there.as_deref() == Some(&task.incarnation) => None,
+                    stored => Some(stored),
+                }
+            }
+            Unit::Bundle(..) => {
+                let Some((body, _)) = &view.work else { return Ok(true) };
+                let body = format::Bundle::copied(body, None)
+                    .map_err(|error| Error::new(crate::ErrorKind::Data, error.to_string()))?;
+                let write = Write::when(When::Absent, Proof::Bytes);
+                let put =
+                    self.bucket().put(&keys.part(unit, Part::Work)?, body.into(), write).await?;
+                // Its name is fresh: whatever stands there is this one.
+                wrote(put)?.map(Stored::New)
+            }
+        };
+        match stored {
+            Some(Stored::New(version)) => {
+                up.pushed += 1;
+                let work = keys.part(unit, Part::Work)?;
+                if view.work.is_some() {
+                    up.seen.push((unit_hash(work.as_str()), state_hash(version.as_str(), "free")));
+                    entry.origin = Some(version.as_str().to_owned());
+                    entry.incarnation = view.local.work.clone().unwrap_or_default();
+                }
+            }
+            None => {}
+            Some(Stored::Pending(_)) => return Ok(false),
+            Some(Stored::Completed) => {
+                if let Some(theirs) = self.there.receipt_of(unit).await? {
+                    self.take_receipt(unit, &theirs, None).await?;
+                }
+                return Ok(false);
+            }
+        }
+        entry.untold = false;
+        entry.scheduled = None;
+        Ok(true)
+    }
+}
+
+/// Which push of a task or bundle these bytes are.
+pub(super) fn incarnation(unit: &Unit, body: &[u8], version: &Version) -> String {
+    match unit {
+        Unit::Task(id) => format::Task::parse(body, id, version.as_str()).incarnation,
+        Unit::Bundle(id, _) => format::Bundle::parse(body, id)
+            .map_or_else(|_| version.as_str().to_owned(), |bundle| bundle.incarnation),
+    }
+}

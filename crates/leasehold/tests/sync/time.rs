@@ -1,0 +1,106 @@
+//! Clocks for tests: hours off, or running as fast as nothing happens.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use leasehold::StoreTime;
+use leasehold::env::{BootTime, Clock, Entropy, Env};
+use tokio::sync::oneshot;
+
+/// A wall clock that is hours off.
+#[derive(Debug)]
+pub struct Off {
+    pub hours: i64,
+}
+
+impl Clock for Off {
+    fn wall(&self) -> StoreTime {
+        let now = Env::system().clock().wall();
+        StoreTime::from_micros(now.as_micros() + self.hours * 3_600_000_000)
+    }
+
+    fn boot(&self) -> BootTime {
+        Env::system().clock().boot()
+    }
+
+    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(span))
+    }
+}
+
+/// Randomness of the system's.
+#[derive(Debug)]
+pub struct Chance;
+
+impl Entropy for Chance {
+    fn fill(&self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
+            let random = Env::system().random().to_le_bytes();
+            chunk.copy_from_slice(&random[..chunk.len()]);
+        }
+    }
+}
+
+/// A clock that runs as fast as nothing happens: a day passes in a moment.
+#[derive(Debug, Clone, Default)]
+pub struct Fast(Arc<Mutex<Sleepers>>);
+
+#[derive(Debug, Default)]
+struct Sleepers {
+    now: Duration,
+    /// Who is woken when; the number tells those of one moment apart.
+    waiting: BTreeMap<(Duration, u64), oneshot::Sender<()>>,
+    count: u64,
+}
+
+impl Fast {
+    pub fn env(&self) -> Env {
+        Env::new(Arc::new(self.clone()), Arc::new(Chance))
+    }
+
+    fn sleepers(&self) -> std::sync::MutexGuard<'_, Sleepers> {
+        self.0.lock().unwrap()
+    }
+
+    /// Lets time pass while this goes on: whenever everybody sleeps, the first one is woken.
+    pub async fn pass<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            // All that can go on does. Nothing here waits for anything but this clock.
+            for _ in 0..20 {
+                tokio::select! {
+                    biased;
+                    done = &mut work => return done,
+                    () = tokio::task::yield_now() => {}
+                }
+            }
+            let mut sleepers = self.sleepers();
+            if let Some(((at, _), wake)) = sleepers.waiting.pop_first() {
+                sleepers.now = sleepers.now.max(at);
+                let _ = wake.send(());
+            }
+        }
+    }
+}
+
+impl Clock for Fast {
+    fn wall(&self) -> StoreTime {
+        let since = i64::try_from(self.sleepers().now.as_micros()).unwrap();
+        StoreTime::from_micros(1_800_000_000_000_000 + since)
+    }
+
+    fn boot(&self) -> BootTime {
+        BootTime::from_boot(Duration::from_secs(1000) + self.sleepers().now)
+    }
+
+    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
+        let mut sleepers = self.sleepers();
+        let (wake, woken) = oneshot::channel();
+        sleepers.count += 1;
+        let at = (sleepers.now + span, sleepers.count);
+        sleepers.waiting.insert(at, wake);
+        Box::pin(async move { drop(woken.await) })
+    }
+}
