@@ -126,7 +126,8 @@ impl QueueCheck {
                 _ => false,
             };
             // Of a name for which a later push is recorded as done or given up.
-            let may = may || newer;
+            // Or where deletes take no condition: it was looked at, and replaced before it was deleted.
+            let may = may || newer || (state.objects.deletes_blindly && other);
             // Promoted, or dropped for another with its name.
             let moved = scheduled && (push.pending || other);
             if may || (moved && !push.pending) {
