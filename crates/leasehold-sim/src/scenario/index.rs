@@ -100,6 +100,9 @@ impl Records {
         let index = self.open(&ctx).await;
         for n in 0..self.ops {
             self.pause(&mut ctx).await;
+            if ctx.is_over() {
+                return;
+            }
             let key = ctx.rng.pick(&self.keys).clone();
             let value = format!("{}-{}-{n}", ctx.name, ctx.life.epoch);
             let spelled = match ctx.rng.below(4) {
@@ -171,6 +174,9 @@ impl Records {
         let index = self.open(&ctx).await;
         for _ in 0..self.ops {
             self.pause(&mut ctx).await;
+            if ctx.is_over() {
+                return;
+            }
             let options = CompactOptions {
                 lock: ctx.rng.chance(0.6),
                 rewrite: ctx.rng.chance(0.1),

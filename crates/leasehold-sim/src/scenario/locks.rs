@@ -130,6 +130,9 @@ impl Locks {
             ctx.label("");
             let pause = ctx.rng.skewed_millis(1, 15_000);
             ctx.sleep(pause).await;
+            if ctx.is_over() {
+                return;
+            }
             let n = ctx.rng.below(self.count as u64) as usize;
             let done = match ctx.rng.below(20) {
                 0..=9 => self.hold(&mut ctx, n, false).await,
