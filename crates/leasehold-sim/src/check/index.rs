@@ -126,7 +126,8 @@ impl IndexCheck {
     /// A record that does not say when it was written is of the time when that was done.
     fn timely(&self, state: &State, applied: &Applied<'_>, row: &Row) -> Verdict {
         const OFF: Duration = Duration::from_secs(20);
-        if applied.late || applied.label != "put" {
+        let now_dead = !state.lives(applied.life);
+        if applied.late || now_dead || applied.label != "put" {
             return Ok(());
         }
         let written = StoreTime::from_micros(row.updated_at);

@@ -219,6 +219,7 @@ impl QueueCheck {
         if let (Some(before), None) = (parse(&applied.before), &applied.after) {
             let inc = before.task.incarnation;
             let done = self.pushes.get(&inc).is_some_and(|push| push.receipt.is_some());
+            let done = done || self.done_in_bundle(name, &inc);
             let again = self.pushes.iter().any(|(other, push)| push.id == name && *other != inc);
             if !(done || again || applied.label == "discard") {
                 return Err(format!("the dead letter of push {} is gone", short(&inc)));
