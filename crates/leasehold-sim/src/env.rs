@@ -53,7 +53,7 @@ impl Entropy for NodeChance {
     fn fill(&self, bytes: &mut [u8]) {
         let mut rng = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for chunk in bytes.chunks_mut(8) {
-            let random = rng.next().to_le_bytes();
+            let random = rng.bits().to_le_bytes();
             chunk.copy_from_slice(&random[..chunk.len()]);
         }
     }

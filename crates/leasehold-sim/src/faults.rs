@@ -97,12 +97,15 @@ impl Faults {
 
     /// Rates for one seed: one in eight is calm, most have a few sorts of trouble, some have all.
     pub fn draw(rng: &mut Rng) -> Self {
-        let mut faults = Self::default();
+        let mut some = |probability: f64| f64::from(u8::from(rng.chance(probability)));
         // Which way of listing and deleting a store has is no trouble of a moment.
-        faults.short_pages = f64::from(u8::from(rng.chance(0.5)));
-        faults.unsorted = f64::from(u8::from(rng.chance(0.15)));
-        faults.no_conditional_delete = f64::from(u8::from(rng.chance(0.08)));
-        faults.skew = f64::from(u8::from(rng.chance(0.7)));
+        let mut faults = Self {
+            short_pages: some(0.5),
+            unsorted: some(0.15),
+            no_conditional_delete: some(0.08),
+            skew: some(0.7),
+            ..Self::default()
+        };
         let mood = rng.below(8);
         if mood == 0 {
             return faults;

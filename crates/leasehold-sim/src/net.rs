@@ -330,7 +330,7 @@ impl State {
         let body = match self.rng.chance(0.5) && self.emptied.insert(key.to_string()) {
             true => Bytes::new(),
             // Never the same twice: equal bytes have equal versions, and nobody could tell.
-            false => format!("{{\"holderId\": \"{:x}", self.rng.next()).into(),
+            false => format!("{{\"holderId\": \"{:x}", self.rng.bits()).into(),
         };
         let now = self.store_time();
         let before = self.objects.put(&key, body, now);

@@ -15,11 +15,11 @@ impl Rng {
     /// Another one that goes its own way from here.
     #[must_use]
     pub fn fork(&mut self, salt: u64) -> Self {
-        Self(self.next() ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        Self(self.bits() ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
     /// 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -29,7 +29,7 @@ impl Rng {
 
     /// A number below `n`; zero if that is zero.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
+        self.bits() % n.max(1)
     }
 
     /// A number from `low` to `high`, both included.
@@ -39,7 +39,7 @@ impl Rng {
 
     /// True with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
-        probability > 0.0 && (self.next() >> 11) as f64 / ((1u64 << 53) as f64) < probability
+        probability > 0.0 && (self.bits() >> 11) as f64 / ((1u64 << 53) as f64) < probability
     }
 
     /// One of these.

@@ -149,6 +149,8 @@ pub struct State {
     pub faults: Faults,
     /// Whether anything goes wrong at present.
     pub troubled: bool,
+    /// Whether nobody begins anything new.
+    pub resting: bool,
     /// The store is overloaded until this.
     pub storm_until: Micros,
     /// A promise that the store breaks.
@@ -196,6 +198,7 @@ impl World {
             rng,
             faults,
             troubled: false,
+            resting: false,
             storm_until: 0,
             broken,
             emptied: std::collections::BTreeSet::new(),

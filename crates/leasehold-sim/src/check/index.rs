@@ -49,8 +49,8 @@ pub struct IndexCheck {
     width: Width,
     /// All records that ever were, by key.
     rows: BTreeMap<Vec<u8>, Vec<Row>>,
-    /// The latest deletion of a key that was purged, and when.
-    purged: BTreeMap<Vec<u8>, (Row, Micros)>,
+    /// The deletions of a key that were purged, and when.
+    purged: BTreeMap<Vec<u8>, Vec<(Row, Micros)>>,
     /// How many shards were written.
     pub published: u64,
 }
@@ -126,7 +126,8 @@ impl IndexCheck {
     /// A record that does not say when it was written is of the time when that was done.
     fn timely(&self, state: &State, applied: &Applied<'_>, row: &Row) -> Verdict {
         const OFF: Duration = Duration::from_secs(20);
-        if applied.late || applied.label != "put" {
+        let now_dead = !state.lives(applied.life);
+        if applied.late || now_dead || applied.label != "put" {
             return Ok(());
         }
         let written = StoreTime::from_micros(row.updated_at);
@@ -141,7 +142,7 @@ impl IndexCheck {
 
     /// Whether the shard has the record, or one that counts instead.
     fn is_covered(&self, state: &State, key: &[u8], row: &Row) -> bool {
-        if self.purged.get(key).is_some_and(|(purged, _)| purged.cmp(row).is_ge()) {
+        if self.purges(key).any(|(purged, _)| purged.cmp(row).is_ge()) {
             return true;
         }
         let text = usv::unescape(&String::from_utf8_lossy(key)).into_owned();
@@ -174,7 +175,7 @@ impl IndexCheck {
                     if state.store_time().since(deleted) < Duration::from_secs(7000) {
                         return Err(format!("a young deletion was purged: {}", show(&old.bytes)));
                     }
-                    self.purged.insert(key, (old, now));
+                    self.purged.entry(key).or_default().push((old, now));
                 }
                 None => return Err(format!("{} is gone from the shard", show(&old.bytes))),
             }
@@ -184,10 +185,8 @@ impl IndexCheck {
             let Some(last) = known.map(|r| r.at).max() else {
                 return Err(format!("{} was never put", show(&row.bytes)));
             };
-            if let Some((purged, when)) = self.purged.get(key)
-                && row.cmp(purged).is_le()
-                && last < *when
-            {
+            let mut purges = self.purges(key);
+            if purges.any(|(purged, when)| row.cmp(purged).is_le() && last < *when) {
                 return Err(format!("{} is back after it was deleted", show(&row.bytes)));
             }
         }
@@ -226,7 +225,6 @@ impl IndexCheck {
         let rows = self.rows.get(&field).unwrap_or(&none);
         let before = rows.iter().filter(|row| row.at < since && !row.flat);
         let least = before.filter(|row| self.counts(&field, row)).max_by(|a, b| a.cmp(b));
-        let purged = self.purged.get(&field).map(|(row, _)| row);
         let text = |row: Option<&Row>| row.map_or_else(|| "nothing".into(), |row| show(&row.bytes));
         match (shown, least) {
             (Some(shown), least) => {
@@ -245,7 +243,7 @@ impl IndexCheck {
             (None, None) => Ok(()),
             (None, Some(least)) => {
                 let gone = rows.iter().any(|row| row.deleted && row.cmp(least).is_ge());
-                match gone || purged.is_some_and(|purged| purged.cmp(least).is_ge()) {
+                match gone || self.purges(&field).any(|(purged, _)| purged.cmp(least).is_ge()) {
                     true => Ok(()),
                     false => Err(format!(
                         "a reader was shown nothing after {} was put",
@@ -256,10 +254,14 @@ impl IndexCheck {
         }
     }
 
+    fn purges<'a>(&'a self, key: &[u8]) -> impl Iterator<Item = &'a (Row, Micros)> + use<'a> {
+        self.purged.get(key).into_iter().flatten()
+    }
+
     /// Whether a record is still known: not deleted, with the deletion purged since. What arrives
     /// after that with an older time is back, which is why deletions are kept for hours.
     fn counts(&self, key: &[u8], row: &Row) -> bool {
-        self.purged.get(key).is_none_or(|(purged, when)| row.at >= *when || row.cmp(purged).is_gt())
+        !self.purges(key).any(|(purged, when)| row.at < *when && row.cmp(purged).is_le())
     }
 
     /// Once everything has come to rest: every shard is what the rule makes of all records.
@@ -284,7 +286,7 @@ impl IndexCheck {
                         show(&most.bytes)
                     ));
                 }
-                None if self.purged.get(key).is_some_and(|(p, _)| p.cmp(most).is_ge()) => {}
+                None if self.purges(key).any(|(purged, _)| purged.cmp(most).is_ge()) => {}
                 None => return Err(format!("{} is lost", show(&most.bytes))),
             }
         }

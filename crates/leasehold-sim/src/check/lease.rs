@@ -1,6 +1,6 @@
 //! Leases: who may change a record from what to what.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use leasehold::protocol::format::lease::{Lease, Place, State as LeaseState};
@@ -13,6 +13,8 @@ use crate::world::{Life, State};
 pub struct Leases {
     /// The highest token that was given out at a key.
     highest: BTreeMap<String, u64>,
+    /// The tokens of those from whom a lease was taken by force: they find out later.
+    robbed: BTreeSet<(String, u64)>,
 }
 
 /// The ttl of records that name none.
@@ -38,6 +40,9 @@ impl Leases {
         };
         let same = after.as_ref().is_some_and(|after| after.lease_id == before.lease_id);
         if before.state == LeaseState::Held && !same {
+            if applied.label == "force" {
+                self.robbed.insert((applied.key.to_owned(), before.token.unwrap_or(0)));
+            }
             let ttl = before.ttl.unwrap_or(USUAL);
             let stale = age * 10 >= ttl * 9;
             let gone =
@@ -64,6 +69,11 @@ impl Leases {
             return Err(format!("the token went from {:?} to {:?}", before.token, after.token));
         }
         self.token(applied, after.as_ref())
+    }
+
+    /// Whether the lease with this token was taken by force.
+    pub fn was_robbed(&self, key: &str, token: u64) -> bool {
+        self.robbed.contains(&(key.to_owned(), token))
     }
 
     /// Tokens of locks rise for ever. Those of tasks rise as long as there is a record.

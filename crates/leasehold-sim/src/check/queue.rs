@@ -116,6 +116,7 @@ impl QueueCheck {
             }
             let other = self.pushes.iter().any(|(inc, push)| push.id == name && inc != before);
             let newer = self.newer_stands(state, unit, applied.before.as_ref());
+            let done = self.done_in_bundle(&name, before);
             let push = self.pushes.entry(before.clone()).or_default();
             let over = push.receipt.is_some() || push.letter || push.removed;
             let may = match applied.label {
@@ -126,7 +127,8 @@ impl QueueCheck {
                 _ => false,
             };
             // Of a name for which a later push is recorded as done or given up.
-            let may = may || newer;
+            // Or where deletes take no condition: it was looked at, and replaced before it was deleted.
+            let may = may || newer || done || (state.objects.deletes_blindly && other);
             // Promoted, or dropped for another with its name.
             let moved = scheduled && (push.pending || other);
             if may || (moved && !push.pending) {
@@ -148,6 +150,12 @@ impl QueueCheck {
             push.pending |= !scheduled;
         }
         Ok(())
+    }
+
+    /// Whether this task left a bundle late, and whoever had that by then did it there.
+    fn done_in_bundle(&self, name: &str, incarnation: &str) -> bool {
+        let bundle = incarnation.rsplit_once('.').and_then(|(bundle, _)| self.pushes.get(bundle));
+        bundle.is_some_and(|bundle| bundle.receipt.is_some()) && self.pieces.contains(name)
     }
 
     /// Whether there is a receipt or dead letter of a later push of the same name.
@@ -211,6 +219,7 @@ impl QueueCheck {
         if let (Some(before), None) = (parse(&applied.before), &applied.after) {
             let inc = before.task.incarnation;
             let done = self.pushes.get(&inc).is_some_and(|push| push.receipt.is_some());
+            let done = done || self.done_in_bundle(name, &inc);
             let again = self.pushes.iter().any(|(other, push)| push.id == name && *other != inc);
             if !(done || again || applied.label == "discard") {
                 return Err(format!("the dead letter of push {} is gone", short(&inc)));

@@ -100,6 +100,9 @@ impl Records {
         let index = self.open(&ctx).await;
         for n in 0..self.ops {
             self.pause(&mut ctx).await;
+            if ctx.is_over() {
+                return;
+            }
             let key = ctx.rng.pick(&self.keys).clone();
             let value = format!("{}-{}-{n}", ctx.name, ctx.life.epoch);
             let spelled = match ctx.rng.below(4) {
@@ -171,6 +174,9 @@ impl Records {
         let index = self.open(&ctx).await;
         for _ in 0..self.ops {
             self.pause(&mut ctx).await;
+            if ctx.is_over() {
+                return;
+            }
             let options = CompactOptions {
                 lock: ctx.rng.chance(0.6),
                 rewrite: ctx.rng.chance(0.1),
@@ -222,11 +228,13 @@ impl Records {
             let pass = index.compact_with(&options).await;
             let pass = pass.and_then(leasehold::index::Pass::into_result);
             pass.map_err(|error| format!("compact: {error}"))?;
-            let state = world.state();
-            if state.check.index.as_ref().is_none_or(|check| check.leftovers(&state).is_none()) {
+            let left = {
+                let state = world.state();
+                state.check.index.as_ref().and_then(|check| check.leftovers(&state))
+            };
+            if left.is_none() {
                 break;
             }
-            drop(state);
             world.sleep(Duration::from_secs(10)).await;
         }
         let verified = index.verify().await.map_err(|error| format!("verify: {error}"))?;

@@ -20,36 +20,30 @@ struct Holder {
     life: Life,
     name: String,
     token: u64,
-    forced: bool,
     guard: Weak<Guard>,
 }
 
 impl Registry {
     /// Somebody got a lock: nobody else may believe to have it, and no token may come twice.
-    fn acquired(&self, ctx: &Ctx, lock: usize, guard: &Arc<Guard>, forced: bool) {
-        self.alone(ctx, lock, guard, forced);
+    fn acquired(&self, ctx: &Ctx, lock: usize, guard: &Arc<Guard>) {
+        self.alone(ctx, lock, guard);
         let token = guard.token();
         let holders = self.all();
-        let trusted = !guard.trusted_for().is_zero();
+        // Whoever was robbed by force may hear of its own acquisition after that.
+        let key = format!("locks/lock-{lock}.lock");
+        let robbed = ctx.world.state().check.leases.was_robbed(&key, token);
+        let trusted = !guard.trusted_for().is_zero() && !robbed;
         for other in holders.iter().filter(|other| other.lock == lock && other.life != ctx.life) {
-            // Whoever was robbed by force may hear of its own acquisition after that.
-            if trusted && !other.forced && token <= other.token {
+            if trusted && token <= other.token {
                 let (name, before) = (&other.name, other.token);
                 ctx.hold(|_| Err(format!("lock {lock}: token {token} after {name} had {before}")));
             }
         }
-        let mut holders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if forced {
-            // Whoever had it finds out at its next renewal, and believes to have it until then.
-            let robbed = holders.iter_mut().filter(|other| other.lock == lock);
-            robbed.for_each(|other| other.forced = true);
-        }
-        holders.push(Holder {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Holder {
             lock,
             life: ctx.life,
             name: ctx.name.clone(),
             token,
-            forced,
             guard: Arc::downgrade(guard),
         });
     }
@@ -59,16 +53,21 @@ impl Registry {
     }
 
     /// Whoever may go on is the only one who may.
-    fn alone(&self, ctx: &Ctx, lock: usize, guard: &Guard, forced: bool) {
+    fn alone(&self, ctx: &Ctx, lock: usize, guard: &Guard) {
         if guard.trusted_for().is_zero() {
             return;
         }
-        let robbed = |ours: &Holder| ours.life == ctx.life && ours.token == guard.token();
-        let forced = forced || self.all().iter().any(|holder| robbed(holder) && holder.forced);
+        // Whoever is robbed by force finds out at its next renewal, and believes to hold it until then.
+        let robbed = |token: u64| {
+            ctx.world.state().check.leases.was_robbed(&format!("locks/lock-{lock}.lock"), token)
+        };
+        if robbed(guard.token()) {
+            return;
+        }
         for other in self.all() {
             let Some(theirs) = other.guard.upgrade() else { continue };
             let lives = ctx.world.state().lives(other.life);
-            if other.lock != lock || other.life == ctx.life || !lives || other.forced || forced {
+            if other.lock != lock || other.life == ctx.life || !lives || robbed(other.token) {
                 continue;
             }
             // Asked outside of the world's lock: it reads a clock.
@@ -130,6 +129,9 @@ impl Locks {
             ctx.label("");
             let pause = ctx.rng.skewed_millis(1, 15_000);
             ctx.sleep(pause).await;
+            if ctx.is_over() {
+                return;
+            }
             let n = ctx.rng.below(self.count as u64) as usize;
             let done = match ctx.rng.below(20) {
                 0..=9 => self.hold(&mut ctx, n, false).await,
@@ -163,7 +165,7 @@ impl Locks {
         };
         let guard = Arc::new(guard);
         ctx.note(|| format!("holds lock {n} with token {}", guard.token()));
-        self.registry.acquired(ctx, n, &guard, force);
+        self.registry.acquired(ctx, n, &guard);
         let yields = ctx.rng.chance(0.5);
         for _ in 0..ctx.rng.between(0, 6) {
             let pause = ctx.rng.skewed_millis(1, 8000);
@@ -173,7 +175,7 @@ impl Locks {
                 self.lost_for_a_reason(ctx, n, guard.token());
                 return Ok(());
             }
-            self.registry.alone(ctx, n, &guard, force);
+            self.registry.alone(ctx, n, &guard);
             if yields && guard.lease().ask.is_some() {
                 break;
             }
@@ -251,7 +253,7 @@ impl Locks {
             let guard = lock.acquire_timeout(patience).await;
             let guard = guard.map_err(|error| format!("lock {n} is stuck: {error}"))?;
             let guard = Arc::new(guard);
-            self.registry.acquired(ctx, n, &guard, false);
+            self.registry.acquired(ctx, n, &guard);
             let guard = Arc::into_inner(guard).ok_or("a guard is shared")?;
             guard.release().await.map_err(|error| format!("lock {n}: {error}"))?;
         }

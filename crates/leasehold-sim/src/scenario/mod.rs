@@ -141,7 +141,10 @@ async fn trouble(world: &World, rng: &mut Rng, nodes: &[NodeId], keys: &[String]
         }
     }
     world.sleep(span).await;
-    world.state().troubled = false;
+    {
+        let mut state = world.state();
+        (state.troubled, state.resting) = (false, true);
+    }
     // Late writes land, whoever stopped goes on, and whoever died starts again.
     let late = Duration::from_micros(LATEST + 120_000_000);
     let rest: Micros = {
@@ -199,6 +202,11 @@ impl Ctx {
         let now = state.now;
         let node = &mut state.nodes[self.life.node];
         (node.label, node.began) = (label, now);
+    }
+
+    /// Whether to begin nothing new.
+    pub fn is_over(&self) -> bool {
+        self.world.state().resting
     }
 
     /// Writes a line into the history.

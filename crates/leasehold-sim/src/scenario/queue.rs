@@ -93,6 +93,9 @@ impl Work {
         for n in 0..self.pushes {
             let pause = ctx.rng.skewed_millis(1, 40_000);
             ctx.sleep(pause).await;
+            if ctx.is_over() {
+                return;
+            }
             ctx.label("push");
             let since = ctx.now();
             if self.bundles && ctx.rng.chance(0.3) {
@@ -234,6 +237,9 @@ impl Work {
         for _ in 0..ctx.rng.between(1, 6) {
             let pause = ctx.rng.skewed_millis(1, 60_000);
             ctx.sleep(pause).await;
+            if ctx.is_over() {
+                return;
+            }
             let done = match ctx.rng.below(12) {
                 0..=3 => self.retry(&ctx, &queue).await,
                 4..=5 => {

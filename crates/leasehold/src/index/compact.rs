@@ -394,7 +394,6 @@ impl Index {
             bad: Vec::new(),
             strays: BTreeMap::new(),
         };
-        let ahead = self.now().await?.plus(AHEAD).as_micros();
         let (mut gone, mut flat) = (false, Vec::new());
         for keys in pending.chunks(1024) {
             let each = |key: &Key, object: Option<crate::store::Object>| {
@@ -402,8 +401,10 @@ impl Index {
                     gone = true;
                     return Ok(());
                 };
-                // What one of us put was checked then, and its name is not used again.
+                // What one of us put was checked then, and its name is not used again. Others' records
+                // are judged by the time of this very answer: it may have taken us an hour to ask.
                 let ours = self.0.layout.is_ours(key.as_str());
+                let ahead = object.meta.now.plus(AHEAD).as_micros();
                 reading.ahead = if ours { i64::MAX } else { ahead };
                 reading.read(key, &object.body)?;
                 if !ours {
@@ -414,7 +415,10 @@ impl Index {
             let large = self.read_objects(keys, each).await?;
             for key in large {
                 let ours = self.0.layout.is_ours(key.as_str());
-                reading.ahead = if ours { i64::MAX } else { ahead };
+                reading.ahead = match ours {
+                    true => i64::MAX,
+                    false => self.now().await?.plus(AHEAD).as_micros(),
+                };
                 match self.take_large(&key, shard, &mut reading, options).await? {
                     Some(version) if !ours => flat.push((key, version)),
                     Some(_) => {}
@@ -430,11 +434,11 @@ impl Index {
         if !flat.is_empty() {
             pending.retain(|key| self.0.layout.is_ours(key.as_str()));
         }
-        reading.ahead = ahead;
         for keys in work.flat.chunks(1024) {
             let each = |key: &Key, object: Option<crate::store::Object>| {
                 // One that is gone was merged, or taken back by whoever wrote it.
                 if let Some(object) = object {
+                    reading.ahead = object.meta.now.plus(AHEAD).as_micros();
                     reading.read(key, &object.body)?;
                     flat.push((key.clone(), object.meta.version));
                 }

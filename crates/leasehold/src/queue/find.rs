@@ -261,7 +261,8 @@ impl Finder {
         let disturbed = std::mem::take(&mut self.disturbed);
         // Where the last list was of no use, the same again is not either.
         let fruitful = std::mem::take(&mut self.fruitful);
-        self.barren = if fruitful || !disturbed { 0 } else { self.barren.saturating_add(1) };
+        // Also where what was tried is remembered, and nobody got in the way.
+        self.barren = if fruitful || self.dry { 0 } else { self.barren.saturating_add(1) };
         self.alone = match (self.alone, disturbed) {
             (_, true) => Some(false),
             (None, false) if fruitful => Some(true),
