@@ -1,6 +1,6 @@
 //! Leases: who may change a record from what to what.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold::protocol::format::lease::{Lease, Place, State as LeaseState};
@@ -13,8 +13,8 @@ use crate::world::{Life, State};
 pub struct Leases {
     /// The highest token that was given out at a key.
     highest: BTreeMap<String, u64>,
-    /// The tokens of those from whom a lease was taken by force: they find out later.
-    robbed: BTreeSet<(String, u64)>,
+    /// The highest token that was taken by force: whoever had a lower one finds out later.
+    forced: BTreeMap<String, u64>,
 }
 
 /// The ttl of records that name none.
@@ -28,6 +28,10 @@ impl Leases {
         }
         let now = state.store_time();
         let after = applied.after.as_ref().and_then(|there| Lease::parse(&there.body).ok());
+        if let ("force", Some(token)) = (applied.label, after.as_ref().and_then(|a| a.token)) {
+            let forced = self.forced.entry(applied.key.to_owned()).or_default();
+            *forced = token.max(*forced);
+        }
         let Some(there) = &applied.before else { return self.token(applied, after.as_ref()) };
         let before = Lease::parse(&there.body).ok();
         let age = now.since(there.written);
@@ -40,9 +44,6 @@ impl Leases {
         };
         let same = after.as_ref().is_some_and(|after| after.lease_id == before.lease_id);
         if before.state == LeaseState::Held && !same {
-            if applied.label == "force" {
-                self.robbed.insert((applied.key.to_owned(), before.token.unwrap_or(0)));
-            }
             let ttl = before.ttl.unwrap_or(USUAL);
             let stale = age * 10 >= ttl * 9;
             let gone =
@@ -73,7 +74,7 @@ impl Leases {
 
     /// Whether the lease with this token was taken by force.
     pub fn was_robbed(&self, key: &str, token: u64) -> bool {
-        self.robbed.contains(&(key.to_owned(), token))
+        self.forced.get(key).is_some_and(|forced| token < *forced)
     }
 
     /// Tokens of locks rise for ever. Those of tasks rise as long as there is a record.

@@ -22,6 +22,8 @@ struct Push {
     removed: bool,
     /// It was pending, and not only scheduled.
     pending: bool,
+    /// It was scheduled: one that was pushed with its name meanwhile counts.
+    scheduled: bool,
     /// A write of it arrived late: it may be back after it was done.
     late: bool,
     /// Whether a worker was told to be the first to complete it.
@@ -117,6 +119,8 @@ impl QueueCheck {
             let other = self.pushes.iter().any(|(inc, push)| push.id == name && inc != before);
             let newer = self.newer_stands(state, unit, applied.before.as_ref());
             let done = self.done_in_bundle(&name, before);
+            let receipt = self.keys.receipt(unit).ok();
+            let standing = receipt.is_some_and(|key| state.objects.get(&key).is_some());
             let push = self.pushes.entry(before.clone()).or_default();
             let over = push.receipt.is_some() || push.letter || push.removed;
             let may = match applied.label {
@@ -128,7 +132,11 @@ impl QueueCheck {
             };
             // Of a name for which a later push is recorded as done or given up.
             // Or where deletes take no condition: it was looked at, and replaced before it was deleted.
-            let may = may || newer || done || (state.objects.deletes_blindly && other);
+            let may = may
+                || newer
+                || done
+                || (push.scheduled && standing)
+                || (state.objects.deletes_blindly && other);
             // Promoted, or dropped for another with its name.
             let moved = scheduled && (push.pending || other);
             if may || (moved && !push.pending) {
@@ -148,6 +156,7 @@ impl QueueCheck {
             // Also one that is sent again because its answer got lost and it is not there any more.
             push.late |= applied.late || (back && push.pending);
             push.pending |= !scheduled;
+            push.scheduled |= scheduled;
         }
         Ok(())
     }
@@ -278,6 +287,12 @@ impl QueueCheck {
         self.pieces.insert(id.to_owned());
     }
 
+    /// Which push of a name the receipt that stands there is about.
+    pub fn receipt_of(&self, state: &State, id: &str) -> Option<String> {
+        let key = self.keys.receipt(&Unit::Task(id.to_owned())).ok()?;
+        Some(Receipt::parse(&state.objects.get(&key)?.body).ok()?.incarnation)
+    }
+
     /// A worker was told what its ack came to.
     pub fn acked(
         &mut self,
@@ -286,6 +301,7 @@ impl QueueCheck {
         inc: &str,
         token: u64,
         acked: Acked,
+        standing: Option<String>,
     ) -> Verdict {
         self.seen.insert((life.pid(), inc.to_owned()));
         let Some(push) = self.pushes.get_mut(inc) else {
@@ -301,7 +317,8 @@ impl QueueCheck {
                 Err("two were told to be the first".to_owned())
             }
             // Unless another job of the same worker was told so, of a task that came back.
-            Acked::Again if ours && !push.first => {
+            // Or its receipt has given way to that of a later push before it was told.
+            Acked::Again if ours && !push.first && standing.as_deref() == Some(inc) => {
                 Err(format!("{worker} was told that somebody else completed what it had completed"))
             }
             _ => Ok(()),

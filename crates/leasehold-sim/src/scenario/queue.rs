@@ -198,9 +198,15 @@ impl Work {
                     Ok(acked) => {
                         if single {
                             let name = ctx.name.clone();
-                            ctx.hold(|state| match &mut state.check.queue {
-                                Some(queue) => queue.acked(life, &name, &inc, token, acked),
-                                None => Ok(()),
+                            ctx.hold(|state| {
+                                let Some(mut queue) = state.check.queue.take() else {
+                                    return Ok(());
+                                };
+                                let standing = queue.receipt_of(state, &id);
+                                let verdict =
+                                    queue.acked(life, &name, &inc, token, acked, standing);
+                                state.check.queue = Some(queue);
+                                verdict
                             });
                         }
                         Ok(())
