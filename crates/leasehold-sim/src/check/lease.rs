@@ -49,7 +49,9 @@ impl Leases {
             let gone =
                 before.place.as_ref().is_some_and(|place| is_gone(state, place, applied.life));
             let own = before.place.as_ref().is_some_and(|p| p.process.pid == applied.life.pid());
-            let removed = after.is_none() && (own || state.objects.deletes_blindly);
+            // A late one that still applies met the very bytes that it was meant for: they were late, too.
+            let late = applied.late || state.objects.deletes_blindly;
+            let removed = after.is_none() && (own || late);
             if !(stale || gone || removed || applied.label == "force") {
                 let did = match &after {
                     Some(after) => format!("taken by {}", after.holder),

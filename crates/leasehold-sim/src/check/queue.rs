@@ -82,7 +82,7 @@ impl QueueCheck {
                     && let Ok(lease) = Lease::parse(&after.body)
                 {
                     let token = lease.token.unwrap_or(0);
-                    self.created.insert((unit.name(), token), state.now);
+                    self.created.entry((unit.name(), token)).or_insert(state.now);
                 }
                 return Ok(());
             }

@@ -267,6 +267,11 @@ impl Held {
         Self { queue: queue.clone(), unit, task, version, tenure, history }
     }
 
+    /// Whether the claim cannot be trusted any more.
+    pub fn is_lost(&self) -> bool {
+        self.tenure.check().is_err()
+    }
+
     fn worker(&self) -> String {
         self.tenure.lease().holder
     }

@@ -308,6 +308,8 @@ impl Worker {
             };
             finder.tried(&unit, &tried);
             match tried {
+                // Somebody else's by now: we were stopped, or waited for the others here.
+                Tried::Task(held) if held.is_lost() => {}
                 Tried::Task(held) => {
                     source.note_dry(false).await;
                     source.rest().idle = 0;
