@@ -434,10 +434,12 @@ impl Backend for Client {
     async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
         match self.ask(Class::Get, Ask::Get(key.clone(), unless.cloned())).await {
             Reply::Got(got) => {
-                if let Get::Found(object) = &got
-                    && let Some(queue) = &mut self.world.state().check.queue
-                {
-                    queue.witnessed(self.life, key.as_str(), &object.body);
+                if let Get::Found(object) = &got {
+                    let mut state = self.world.state();
+                    let now = state.now;
+                    if let Some(queue) = &mut state.check.queue {
+                        queue.witnessed(now, self.life, key.as_str(), &object.body);
+                    }
                 }
                 Ok(got)
             }

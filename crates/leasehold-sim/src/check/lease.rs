@@ -1,6 +1,6 @@
 //! Leases: who may change a record from what to what.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use leasehold::protocol::format::lease::{Lease, Place, State as LeaseState};
@@ -15,6 +15,9 @@ pub struct Leases {
     highest: BTreeMap<String, u64>,
     /// The highest token that was taken by force: whoever had a lower one finds out later.
     forced: BTreeMap<String, u64>,
+    /// Every state that a record was in, and whether the present one came back: a create that arrives
+    /// twice, or is sent again, after its lease was deleted. Nobody trusts that.
+    states: BTreeMap<String, (BTreeSet<String>, bool)>,
 }
 
 /// The ttl of records that name none.
@@ -26,6 +29,12 @@ impl Leases {
         if applied.label == "damage" {
             return Ok(());
         }
+        let (states, back) = self.states.entry(applied.key.to_owned()).or_default();
+        let was_back = *back;
+        *back = match &applied.after {
+            Some(after) => !states.insert(after.version.as_str().to_owned()),
+            None => false,
+        };
         let now = state.store_time();
         let after = applied.after.as_ref().and_then(|there| Lease::parse(&there.body).ok());
         if let ("force", Some(token)) = (applied.label, after.as_ref().and_then(|a| a.token)) {
@@ -52,7 +61,7 @@ impl Leases {
             // A late one that still applies met the very bytes that it was meant for: they were late, too.
             let late = applied.late || state.objects.deletes_blindly;
             let removed = after.is_none() && (own || late);
-            if !(stale || gone || removed || applied.label == "force") {
+            if !(stale || gone || removed || was_back || applied.label == "force") {
                 let did = match &after {
                     Some(after) => format!("taken by {}", after.holder),
                     None => "removed".to_owned(),

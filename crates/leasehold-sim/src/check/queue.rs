@@ -35,8 +35,10 @@ struct Push {
 pub struct QueueCheck {
     keys: QueueKeys,
     pushes: BTreeMap<String, Push>,
-    /// Which lives have seen which receipts.
-    seen: BTreeSet<(u32, String)>,
+    /// Which lives have seen which receipts, and since when.
+    seen: BTreeMap<(u32, String), Micros>,
+    /// When leases were taken, by name and token.
+    claimed: BTreeMap<(String, u64), Micros>,
     /// When leases were created where there was none, by name and token.
     created: BTreeMap<(String, u64), Micros>,
     /// When a task or receipt of a name was last there.
@@ -54,7 +56,8 @@ impl QueueCheck {
         Some(Self {
             keys: QueueKeys::new(name, shards).ok()?,
             pushes: BTreeMap::new(),
-            seen: BTreeSet::new(),
+            seen: BTreeMap::new(),
+            claimed: BTreeMap::new(),
             created: BTreeMap::new(),
             work_gone: BTreeMap::new(),
             receipt_gone: BTreeMap::new(),
@@ -77,12 +80,14 @@ impl QueueCheck {
         match self.keys.parse_part(key) {
             Some((unit, Part::Work)) => return self.work(state, applied, &unit, false),
             Some((unit, Part::Lease)) => {
-                if applied.before.is_none()
-                    && let Some(after) = &applied.after
+                if let Some(after) = &applied.after
                     && let Ok(lease) = Lease::parse(&after.body)
                 {
-                    let token = lease.token.unwrap_or(0);
-                    self.created.entry((unit.name(), token)).or_insert(state.now);
+                    let claim = (unit.name(), lease.token.unwrap_or(0));
+                    if applied.before.is_none() {
+                        self.created.entry(claim.clone()).or_insert(state.now);
+                    }
+                    self.claimed.entry(claim).or_insert(state.now);
                 }
                 return Ok(());
             }
@@ -238,11 +243,11 @@ impl QueueCheck {
     }
 
     /// A node was shown a receipt.
-    pub fn witnessed(&mut self, life: Life, key: &str, body: &[u8]) {
+    pub fn witnessed(&mut self, now: Micros, life: Life, key: &str, body: &[u8]) {
         if key.starts_with(&self.keys.completed())
             && let Ok(receipt) = Receipt::parse(body)
         {
-            self.seen.insert((life.pid(), receipt.incarnation));
+            self.seen.entry((life.pid(), receipt.incarnation)).or_insert(now);
         }
     }
 
@@ -260,7 +265,10 @@ impl QueueCheck {
         if push.late || bundle.is_some_and(|push| push.late) || state.objects.deletes_blindly {
             return Ok(());
         }
-        if self.seen.contains(&(life.pid(), inc.to_owned())) {
+        // Before it claimed it, that is: two jobs of one worker may have it at the same time.
+        let seen = self.seen.get(&(life.pid(), inc.to_owned()));
+        let claimed = self.claimed.get(&(id.to_owned(), token));
+        if seen.zip(claimed).is_some_and(|(seen, claimed)| seen < claimed) {
             return Err(format!("{id}: a worker was handed a task whose receipt it had seen"));
         }
         if let (Some((_, _, _, done)), Some(created)) =
@@ -296,6 +304,7 @@ impl QueueCheck {
     /// A worker was told what its ack came to.
     pub fn acked(
         &mut self,
+        now: Micros,
         life: Life,
         worker: &str,
         inc: &str,
@@ -303,7 +312,7 @@ impl QueueCheck {
         acked: Acked,
         standing: Option<String>,
     ) -> Verdict {
-        self.seen.insert((life.pid(), inc.to_owned()));
+        self.seen.entry((life.pid(), inc.to_owned())).or_insert(now);
         let Some(push) = self.pushes.get_mut(inc) else {
             return Err(format!("push {} was acked, and never was", short(inc)));
         };
