@@ -203,6 +203,8 @@ impl QueueCheck {
                 there.since(ours) <= SLACK && ours.since(there) <= SLACK
             };
             if push.late && times.is_some_and(tied) {
+                push.first = false;
+                push.receipt = Some((receipt.nonce, receipt.worker, receipt.token, state.now));
                 return Ok(());
             }
             return match *nonce == receipt.nonce {
