@@ -203,8 +203,14 @@ impl Work {
                                     return Ok(());
                                 };
                                 let standing = queue.receipt_of(state, &id);
-                                let verdict = queue
-                                    .acked(state.now, life, &name, &inc, token, acked, standing);
+                                let verdict = queue.acked(
+                                    state.now,
+                                    life,
+                                    (&name, token),
+                                    &inc,
+                                    acked,
+                                    standing,
+                                );
                                 state.check.queue = Some(queue);
                                 verdict
                             });
