@@ -74,6 +74,17 @@ pub(super) struct Asking {
     pub all_parts: bool,
 }
 
+/// What the bucket's listing showed, by the hashes of its keys.
+#[derive(Debug, Default)]
+struct Listed {
+    /// What need not be looked at again, in these states.
+    seen: Vec<(u128, u64)>,
+    /// All of it, and whether as a bundle.
+    listed: Vec<(u128, bool)>,
+    /// What did not change since it came down, and should be here.
+    expected: HashSet<u128>,
+}
+
 /// What became of one task, and the state in which it was seen, if it need not be looked at again.
 type Brought = (Down, Option<(u128, u64)>);
 
@@ -149,14 +160,20 @@ impl Replica {
             }
         }
         let parts = Parts { pending: parts.pending || down.promoted > 0, ..parts };
+        // Here too, though nobody may work here: what was pushed here for later is in the bucket, and done
+        // by others as a rule. As a pending task it is compared, and goes.
+        let now = self.local().now().await?;
+        while pair.local.promote_due(now).await?.more {}
         let known = self.known(pair.local.name()).await?;
         let outbox = pair.in_outbox().await?;
-        let (seen, listed) = self.bring_listed(pair, parts, &known, &outbox, down).await?;
+        let Listed { mut seen, listed, expected } =
+            self.bring_listed(pair, parts, &known, &outbox, down).await?;
         let keys = pair.there.keys();
         state.pending = listed.iter().any(|(_, bundle)| !bundle);
         state.bundles = listed.iter().any(|(_, bundle)| *bundle);
         let mut listed: Vec<u128> = listed.into_iter().map(|(unit, _)| unit).collect();
         listed.sort_unstable();
+        let mut lost = expected;
         for mut units in local_units(self.local(), keys).await? {
             while let Some(units) = units.next(pair.local.keys()).await? {
                 let mut missing = Vec::new();
@@ -166,6 +183,7 @@ impl Replica {
                         Unit::Bundle(..) => parts.bundles || parts.all,
                     };
                     let hash = unit_hash(keys.part(&unit, Part::Work)?.as_str());
+                    lost.remove(&hash);
                     if was_listed && listed.binary_search(&hash).is_err() && !outbox.contains(&hash)
                     {
                         missing.push(unit);
@@ -174,6 +192,8 @@ impl Replica {
                 self.ask_for(pair, missing, down).await?;
             }
         }
+        // What should be here and is not, after a damaged disk or from an old backup, is fetched next time.
+        seen.retain(|(hash, _)| !lost.contains(hash));
         let seen = Known::new(seen);
         if seen != known {
             self.save_known(pair.local.name(), &seen).await?;
@@ -212,8 +232,7 @@ impl Replica {
         })
     }
 
-    /// What the bucket's listing shows. Returns what was seen, and all that was listed, and whether as a
-    /// bundle.
+    /// What the bucket's listing shows.
     async fn bring_listed(
         &self,
         pair: &Pair<'_>,
@@ -221,8 +240,9 @@ impl Replica {
         known: &Known,
         outbox: &HashSet<u128>,
         down: &mut Down,
-    ) -> Result<(Vec<(u128, u64)>, Vec<(u128, bool)>)> {
-        let (mut seen, mut listed) = (Vec::new(), Vec::new());
+    ) -> Result<Listed> {
+        let mut all = Listed::default();
+        let Listed { seen, listed, expected } = &mut all;
         let mut walk = Walk::new(&pair.there, prefixes(pair, parts));
         while let Some(batch) = walk.next().await? {
             let mut changed = Vec::new();
@@ -239,6 +259,9 @@ impl Replica {
                     Some(before) if before == state => {
                         down.unchanged += 1;
                         seen.push((hash, state));
+                        if shown.lease_there() != LeaseThere::Young {
+                            expected.insert(hash);
+                        }
                     }
                     _ => changed.push((shown, hash)),
                 }
@@ -251,7 +274,7 @@ impl Replica {
                 seen.extend(state);
             }
         }
-        Ok((seen, listed))
+        Ok(all)
     }
 
     /// What became of tasks that the bucket's listing does not show.
@@ -469,10 +492,18 @@ impl Pair<'_> {
             down.removed += 1;
         }
         // The lease first: the task must not be seen as free before its time.
-        if let Some(history) = history
-            && (history.tries() > 0 || history.not_before.is_some() || !history.done.is_empty())
-        {
-            self.write_released(unit, &history, When::Absent).await?;
+        let history = history.filter(|history| {
+            history.tries() > 0 || history.not_before.is_some() || !history.done.is_empty()
+        });
+        match history {
+            // One that stood for somebody's claim of an earlier push.
+            history if view.local.lease == LocalLease::Foreign => {
+                self.open(unit, history).await?;
+            }
+            Some(history) => {
+                self.write_released(unit, &history, When::Absent).await?;
+            }
+            None => {}
         }
         let body = copy(unit, &object.body, &version);
         let write = Write::when(When::Absent, Proof::Bytes).durability(self.local.durability());
@@ -490,6 +521,21 @@ impl Pair<'_> {
         Ok(if busy || self.outbox.has(unit).await? { None } else { Some(view) })
     }
 
+    /// Removes a lease that stands for another node's and has no task: nothing else would, for a year,
+    /// and it would keep everybody here from the next push of this name.
+    async fn sweep_foreign(&self, unit: &Unit) -> Result<()> {
+        let view = self.look(unit, &Entry::default()).await?;
+        if view.local.work.is_none()
+            && view.local.lease == LocalLease::Foreign
+            && let Some(seen) = &view.lease
+        {
+            let key = self.local.keys().part(unit, Part::Lease)?;
+            let token = super::hold::token(seen).unwrap_or(0);
+            let _ = self.local_store().retire(&key, &seen.version, token).await?;
+        }
+        Ok(())
+    }
+
     async fn ask_or_warn(&self, unit: Unit) -> Result<(Down, Option<Unit>)> {
         match self.ask_about(&unit).await {
             Ok((down, nowhere)) => Ok((down, nowhere.then_some(unit))),
@@ -505,7 +551,10 @@ impl Pair<'_> {
     /// Says whether nothing is known of it.
     async fn ask_about(&self, unit: &Unit) -> Result<(Down, bool)> {
         let mut down = Down::default();
-        let Some(mut view) = self.idle(unit).await? else { return Ok((down, false)) };
+        let Some(mut view) = self.idle(unit).await? else {
+            self.sweep_foreign(unit).await?;
+            return Ok((down, false));
+        };
         let Some(ours) = view.local.work.clone() else { return Ok((down, false)) };
         down.missing += 1;
         let receipt = self.there.receipt_of(unit).await?;
@@ -546,7 +595,7 @@ impl Pair<'_> {
     }
 
     /// The names of what waits for its time in the bucket.
-    async fn scheduled(&self) -> Result<HashSet<String>> {
+    pub(super) async fn scheduled(&self) -> Result<HashSet<String>> {
         let keys = self.there.keys();
         let mut listing = self.bucket().list(List::prefix(keys.scheduled())?);
         let mut all = HashSet::new();

@@ -85,6 +85,8 @@ struct Pair<'a> {
     local: Queue,
     there: Queue,
     outbox: Outbox,
+    /// Whether the last sync up was cut off: what it was about to push may be there, and be done since.
+    careful: bool,
 }
 
 impl Replica {
@@ -238,10 +240,10 @@ impl Replica {
         let settings = QueueSettings { replica: false, ..(*local.settings()).clone() };
         // What is known of the bucket's settings: nothing is asked for that.
         let state = self.state(name).await?;
-        let version = Version::new(state.settings_version);
+        let (version, careful) = (Version::new(state.settings_version), state.telling);
         let there = Queue::with(self.bucket(), name, settings, version)?;
         let outbox = Outbox::new(self.local(), name)?;
-        Ok(Pair { replica: &self.0, local, there, outbox })
+        Ok(Pair { replica: &self.0, local, there, outbox, careful })
     }
 
     /// Whether a worker of this queue has said that it has nothing to do.

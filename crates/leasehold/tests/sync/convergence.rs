@@ -1,0 +1,247 @@
+//! Ways in which a replica could stay apart from the bucket for good: each must end.
+
+use leasehold::queue::Outcome;
+
+use super::*;
+
+/// With a short memory for what was done.
+async fn forgetful(bucket: &Bucket) -> Queue {
+    let settings = QueueSettings { retention: Duration::from_secs(1), ..relaxed() };
+    Queue::create(&bucket.client(), "q", settings).await.unwrap()
+}
+
+async fn a_while() {
+    tokio::time::sleep(Duration::from_secs(3)).await;
+}
+
+/// An entry for the push must not be what keeps the receipt of the last one: then nobody could ever
+/// push it again.
+#[tokio::test]
+async fn a_name_can_be_pushed_again_once_its_receipt_is_past_its_time() {
+    let bucket = Bucket::memory();
+    let queue = forgetful(&bucket).await;
+    let node = bucket.node("a").await;
+    push(&node.queue, "t").await;
+    assert_eq!(drain(&node.queue).await, ["t"]);
+    node.up().await;
+    a_while().await;
+    let again = node.queue.push(NewTask::text("x").id("t")).await.unwrap();
+    assert_eq!(again.outcome, Outcome::New);
+    assert_eq!(drain(&node.queue).await, ["t"]);
+    let up = node.up().await;
+    assert_eq!((up.completed, up.duplicates), (1, 0), "{up:?}");
+    let receipt = queue.receipt("t").await.unwrap().unwrap();
+    assert_eq!(Some(receipt.incarnation), again.incarnation);
+}
+
+/// A push of what was done before is no push: nothing is told, and nothing counted.
+#[tokio::test]
+async fn a_push_of_what_was_done_costs_nothing() {
+    let bucket = Bucket::memory();
+    bucket.queue().await;
+    let node = bucket.node("a").await;
+    push(&node.queue, "t").await;
+    drain(&node.queue).await;
+    assert_eq!(node.up().await.completed, 1);
+    let again = node.queue.push(NewTask::text("x").id("t")).await.unwrap();
+    assert_eq!(again.outcome, Outcome::AlreadyCompleted);
+    let up = node.up().await;
+    assert_eq!((up.completed, up.usage.requests()), (0, 0), "{up:?}");
+}
+
+/// A receipt of an earlier push that nobody has swept yet is as good as none: strict mode would have
+/// taken the new push.
+#[tokio::test]
+async fn a_result_is_not_dropped_for_a_receipt_that_is_past_its_time() {
+    let bucket = Bucket::memory();
+    let queue = forgetful(&bucket).await;
+    let node = bucket.node("a").await;
+    push(&queue, "t").await;
+    drain(&queue).await;
+    a_while().await;
+    let again = node.queue.push(NewTask::text("x").id("t")).await.unwrap();
+    assert_eq!(again.outcome, Outcome::New);
+    next(&node.queue).await.ack_text("second").await.unwrap();
+    let up = node.up().await;
+    assert_eq!((up.completed, up.duplicates), (1, 0), "{up:?}");
+    assert_eq!(queue.receipt("t").await.unwrap().unwrap().result.unwrap().get(), "\"second\"");
+}
+
+/// One that lost its claim and finished all the same leaves the lease behind that stands for the
+/// other's, without a task.
+#[tokio::test]
+async fn a_lease_of_others_that_was_left_alone_does_not_keep_the_next_push_away() {
+    let bucket = Bucket::memory();
+    let queue = forgetful(&bucket).await;
+    push(&queue, "t").await;
+    let (a, b) = (bucket.node("a").await, bucket.node("b").await);
+    a.down().await;
+    b.down().await;
+    let (on_a, on_b) = (next(&a.queue).await, next(&b.queue).await);
+    b.up().await;
+    assert_eq!(a.up().await.lost, 1);
+    on_a.ack().await.unwrap();
+    on_b.ack().await.unwrap();
+    a.up().await;
+    b.up().await;
+    a_while().await;
+    // Once from the bucket, once pushed here.
+    let again = queue.push(NewTask::text("x").id("t")).await.unwrap();
+    assert_eq!(again.outcome, Outcome::New);
+    assert_eq!(a.down().await.new, 1);
+    let task = next(&a.queue).await;
+    assert_eq!(Some(task.incarnation()), again.incarnation.as_deref());
+}
+
+/// The same, and the next push is made here.
+#[tokio::test]
+async fn a_lease_of_others_that_was_left_alone_does_not_keep_an_own_push_away() {
+    let bucket = Bucket::memory();
+    let queue = forgetful(&bucket).await;
+    push(&queue, "t").await;
+    let (a, b) = (bucket.node("a").await, bucket.node("b").await);
+    a.down().await;
+    b.down().await;
+    let (on_a, on_b) = (next(&a.queue).await, next(&b.queue).await);
+    b.up().await;
+    assert_eq!(a.up().await.lost, 1);
+    on_a.ack().await.unwrap();
+    on_b.ack().await.unwrap();
+    a.up().await;
+    b.up().await;
+    a_while().await;
+    let again = a.queue.push(NewTask::text("x").id("t")).await.unwrap();
+    assert_eq!(again.outcome, Outcome::New);
+    a.up().await;
+    a.down().await;
+    next(&a.queue).await.ack().await.unwrap();
+}
+
+/// What was lost to somebody who then lets go as the seeds' clients do, by deleting the lease, looks in
+/// the bucket as it did before.
+#[tokio::test]
+async fn what_was_lost_and_is_free_as_before_is_opened() {
+    let bucket = Bucket::memory();
+    let queue = bucket.queue().await;
+    push(&queue, "t").await;
+    let (a, b) = (bucket.node("a").await, bucket.node("b").await);
+    a.down().await;
+    b.down().await;
+    let (on_a, on_b) = (next(&a.queue).await, next(&b.queue).await);
+    b.up().await;
+    assert_eq!(a.up().await.lost, 1);
+    drop(on_a);
+    let _ = queue.store().delete(&key("queues/q/pending/t/lease.json")).await.unwrap();
+    assert_eq!(a.down().await.opened, 1);
+    next(&a.queue).await.ack().await.unwrap();
+    drop(on_b);
+}
+
+/// What was seen only saves requests: a task that a damaged disk or an old backup has lost comes down
+/// again.
+#[tokio::test]
+async fn what_got_lost_here_comes_down_again() {
+    let bucket = Bucket::memory();
+    let queue = bucket.queue().await;
+    push(&queue, "t").await;
+    queue.push_bundle(vec![NewTask::text("b")]).await.unwrap();
+    let node = bucket.node("a").await;
+    assert_eq!(node.down().await.new, 2);
+    for key in keys(node.queue.store()).await {
+        let _ = node.queue.store().delete(&Key::new(key).unwrap()).await.unwrap();
+    }
+    assert_eq!(node.down().await.new, 0, "nothing changed, but it is missed");
+    assert_eq!(node.down().await.new, 2);
+    assert_eq!(node.down().await.unchanged, 2);
+    assert_eq!(drain(&node.queue).await.len(), 2);
+}
+
+/// A dead letter, a new push of the same name, a claim of that: all between two syncs.
+#[tokio::test]
+async fn a_dead_letter_is_told_though_its_task_was_pushed_and_claimed_again() {
+    let bucket = Bucket::memory();
+    let queue = bucket.queue().await;
+    push(&queue, "t").await;
+    let node = bucket.node("a").await;
+    node.down().await;
+    let first = next(&node.queue).await;
+    let given_up = first.incarnation().to_owned();
+    first.fail("never").await.unwrap();
+    let again = node.queue.push(NewTask::text("x").id("t")).await.unwrap();
+    assert_eq!(again.outcome, Outcome::New);
+    let task = next(&node.queue).await;
+    let up = node.up().await;
+    assert_eq!((up.given_up, up.pushed, up.held, up.lost), (1, 1, 1, 0), "{up:?}");
+    assert_eq!(queue.dead_letter("t").await.unwrap().unwrap().task.incarnation, given_up);
+    let (there, _) = queue.find("t").await.unwrap().unwrap();
+    assert_eq!(there.payload.get(), "\"x\"", "the new one");
+    // Not every time.
+    assert_eq!(node.up().await.given_up, 0);
+    task.ack().await.unwrap();
+    assert_eq!(node.up().await.completed, 1);
+    assert_eq!(node.outbox().await, 0);
+    assert_eq!(keys(queue.store()).await, ["queues/q/completed/t.json", "queues/q/failed/t.json"]);
+}
+
+/// The same, and done by the time of the sync: what is pending there is the push that was given up, and
+/// not one of somebody else's.
+#[tokio::test]
+async fn a_dead_letter_and_the_receipt_of_the_next_push_are_both_told() {
+    let bucket = Bucket::memory();
+    let queue = bucket.queue().await;
+    push(&queue, "t").await;
+    let node = bucket.node("a").await;
+    node.down().await;
+    next(&node.queue).await.fail("never").await.unwrap();
+    node.queue.push(NewTask::text("x").id("t")).await.unwrap();
+    next(&node.queue).await.ack_text("second").await.unwrap();
+    let up = node.up().await;
+    assert_eq!((up.given_up, up.completed, up.duplicates), (1, 1, 0), "{up:?}");
+    assert_eq!(queue.receipt("t").await.unwrap().unwrap().result.unwrap().get(), "\"second\"");
+    assert_eq!(node.outbox().await, 0);
+    assert_eq!(keys(queue.store()).await, ["queues/q/completed/t.json", "queues/q/failed/t.json"]);
+}
+
+/// A node that pushes for later, and whose own workers are not the ones that do it.
+#[tokio::test]
+async fn a_delayed_task_that_was_done_elsewhere_is_not_kept_here() {
+    let bucket = Bucket::memory();
+    let queue = bucket.queue().await;
+    let (a, b) = (bucket.node("a").await, bucket.node("b").await);
+    let soon = NewTask::text("x").id("later").delay(Duration::from_millis(1500));
+    a.queue.push(soon).await.unwrap();
+    assert_eq!(a.up().await.pushed, 1);
+    a_while().await;
+    assert_eq!(b.down().await.new, 1);
+    assert_eq!(drain(&b.queue).await, ["later"]);
+    assert_eq!(b.up().await.completed, 1);
+    let down = a.down().await;
+    assert_eq!((down.removed, down.set_aside), (1, 0), "{down:?}");
+    let left = keys(a.queue.store()).await;
+    assert_eq!(left, ["queues/q/completed/later.json"]);
+    assert!(drain(&a.queue).await.is_empty());
+    assert_eq!(keys(queue.store()).await, ["queues/q/completed/later.json"]);
+}
+
+/// Tried here when it was due, while nobody had looked in the bucket whether anything is.
+#[tokio::test]
+async fn a_delayed_task_that_failed_here_is_not_set_aside() {
+    let bucket = Bucket::memory();
+    let queue = bucket.queue().await;
+    let (a, b) = (bucket.node("a").await, bucket.node("b").await);
+    let soon = NewTask::text("x").id("later").delay(Duration::from_millis(1500));
+    a.queue.push(soon).await.unwrap();
+    assert_eq!(a.up().await.pushed, 1);
+    let hour = Some(Duration::from_secs(3600));
+    next(&a.queue).await.nack("not today", hour).await.unwrap();
+    let up = a.up().await;
+    assert_eq!((up.released, up.left), (1, 0), "{up:?}");
+    assert_eq!(a.replica.status("q").await.unwrap().set_aside, 0);
+    // The bucket learns that it is due, and what it has been through.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(b.down().await.promoted, 1);
+    let (_, held) = queue.find("later").await.unwrap().unwrap();
+    assert_eq!(held.unwrap().retries, 1);
+    let down = a.down().await;
+    assert_eq!((down.set_aside, down.removed), (0, 0), "{down:?}");
+}
