@@ -4,34 +4,76 @@ use leasehold::queue::Outcome;
 
 use super::*;
 
-/// With a short memory for what was done.
-async fn forgetful(bucket: &Bucket) -> Queue {
-    let settings = QueueSettings { retention: Duration::from_secs(1), ..relaxed() };
-    Queue::create(&bucket.client(), "q", settings).await.unwrap()
+/// A fleet whose clock passes days in a moment.
+struct Fleet {
+    clock: super::time::Fast,
+    bucket: Memory,
 }
 
-async fn a_while() {
-    tokio::time::sleep(Duration::from_secs(3)).await;
+impl Fleet {
+    fn new() -> Self {
+        let clock = super::time::Fast::default();
+        let bucket = Memory::new(clock.env());
+        Self { clock, bucket }
+    }
+
+    fn open(&self, memory: Memory) -> Store {
+        Store::new(Arc::new(memory), self.clock.env(), leasehold::StoreSettings::default()).unwrap()
+    }
+
+    async fn queue(&self) -> Queue {
+        let store = self.open(self.bucket.client(self.clock.env()));
+        Queue::open_or_create(&store, "q", Some(relaxed())).await.unwrap()
+    }
+
+    async fn node(&self, name: &str) -> (Replica, Queue) {
+        let bucket = self.open(self.bucket.client(self.clock.env()));
+        bucket.init().await.unwrap();
+        let local = self.open(Memory::new(self.clock.env()));
+        let replica = Replica::open(&local, &bucket, name).await.unwrap();
+        let queue = replica.join("q").await.unwrap();
+        (replica, queue)
+    }
+
+    async fn sleep(&self, span: Duration) {
+        self.clock.env().clock().sleep(span).await;
+    }
+
+    /// Longer than a receipt is kept.
+    async fn a_while(&self) {
+        self.sleep(QueueSettings::default().retention + Duration::from_secs(60)).await;
+    }
+
+    async fn next(&self, queue: &Queue) -> Task {
+        let worker = queue.worker("w");
+        tokio::select! {
+            task = worker.next() => task.unwrap().unwrap(),
+            () = self.sleep(Duration::from_secs(600)) => panic!("nobody here may have it"),
+        }
+    }
 }
 
 /// An entry for the push must not be what keeps the receipt of the last one: then nobody could ever
 /// push it again.
 #[tokio::test]
 async fn a_name_can_be_pushed_again_once_its_receipt_is_past_its_time() {
-    let bucket = Bucket::memory();
-    let queue = forgetful(&bucket).await;
-    let node = bucket.node("a").await;
-    push(&node.queue, "t").await;
-    assert_eq!(drain(&node.queue).await, ["t"]);
-    node.up().await;
-    a_while().await;
-    let again = node.queue.push(NewTask::text("x").id("t")).await.unwrap();
-    assert_eq!(again.outcome, Outcome::New);
-    assert_eq!(drain(&node.queue).await, ["t"]);
-    let up = node.up().await;
-    assert_eq!((up.completed, up.duplicates), (1, 0), "{up:?}");
-    let receipt = queue.receipt("t").await.unwrap().unwrap();
-    assert_eq!(Some(receipt.incarnation), again.incarnation);
+    let fleet = Fleet::new();
+    let test = async {
+        let queue = fleet.queue().await;
+        let (a, here) = fleet.node("a").await;
+        push(&here, "t").await;
+        fleet.next(&here).await.ack().await.unwrap();
+        a.up("q").await.unwrap();
+        fleet.a_while().await;
+        let again = here.push(NewTask::text("x").id("t")).await.unwrap();
+        assert_eq!(again.outcome, Outcome::New);
+        fleet.next(&here).await.ack().await.unwrap();
+        let up = a.up("q").await.unwrap();
+        assert_eq!((up.completed, up.duplicates), (1, 0), "{up:?}");
+        let receipt = queue.receipt("t").await.unwrap().unwrap();
+        assert_eq!(Some(receipt.incarnation), again.incarnation);
+    };
+    fleet.clock.pass(test).await;
 }
 
 /// A push of what was done before is no push: nothing is told, and nothing counted.
@@ -53,68 +95,63 @@ async fn a_push_of_what_was_done_costs_nothing() {
 /// taken the new push.
 #[tokio::test]
 async fn a_result_is_not_dropped_for_a_receipt_that_is_past_its_time() {
-    let bucket = Bucket::memory();
-    let queue = forgetful(&bucket).await;
-    let node = bucket.node("a").await;
-    push(&queue, "t").await;
-    drain(&queue).await;
-    a_while().await;
-    let again = node.queue.push(NewTask::text("x").id("t")).await.unwrap();
-    assert_eq!(again.outcome, Outcome::New);
-    next(&node.queue).await.ack_text("second").await.unwrap();
-    let up = node.up().await;
-    assert_eq!((up.completed, up.duplicates), (1, 0), "{up:?}");
-    assert_eq!(queue.receipt("t").await.unwrap().unwrap().result.unwrap().get(), "\"second\"");
+    let fleet = Fleet::new();
+    let test = async {
+        let queue = fleet.queue().await;
+        let (a, here) = fleet.node("a").await;
+        push(&queue, "t").await;
+        fleet.next(&queue).await.ack().await.unwrap();
+        fleet.a_while().await;
+        let again = here.push(NewTask::text("x").id("t")).await.unwrap();
+        assert_eq!(again.outcome, Outcome::New);
+        fleet.next(&here).await.ack_text("second").await.unwrap();
+        let up = a.up("q").await.unwrap();
+        assert_eq!((up.completed, up.duplicates), (1, 0), "{up:?}");
+        let receipt = queue.receipt("t").await.unwrap().unwrap();
+        assert_eq!(receipt.result.unwrap().get(), "\"second\"");
+    };
+    fleet.clock.pass(test).await;
 }
 
 /// One that lost its claim and finished all the same leaves the lease behind that stands for the
 /// other's, without a task.
 #[tokio::test]
 async fn a_lease_of_others_that_was_left_alone_does_not_keep_the_next_push_away() {
-    let bucket = Bucket::memory();
-    let queue = forgetful(&bucket).await;
-    push(&queue, "t").await;
-    let (a, b) = (bucket.node("a").await, bucket.node("b").await);
-    a.down().await;
-    b.down().await;
-    let (on_a, on_b) = (next(&a.queue).await, next(&b.queue).await);
-    b.up().await;
-    assert_eq!(a.up().await.lost, 1);
-    on_a.ack().await.unwrap();
-    on_b.ack().await.unwrap();
-    a.up().await;
-    b.up().await;
-    a_while().await;
-    // Once from the bucket, once pushed here.
-    let again = queue.push(NewTask::text("x").id("t")).await.unwrap();
-    assert_eq!(again.outcome, Outcome::New);
-    assert_eq!(a.down().await.new, 1);
-    let task = next(&a.queue).await;
-    assert_eq!(Some(task.incarnation()), again.incarnation.as_deref());
-}
-
-/// The same, and the next push is made here.
-#[tokio::test]
-async fn a_lease_of_others_that_was_left_alone_does_not_keep_an_own_push_away() {
-    let bucket = Bucket::memory();
-    let queue = forgetful(&bucket).await;
-    push(&queue, "t").await;
-    let (a, b) = (bucket.node("a").await, bucket.node("b").await);
-    a.down().await;
-    b.down().await;
-    let (on_a, on_b) = (next(&a.queue).await, next(&b.queue).await);
-    b.up().await;
-    assert_eq!(a.up().await.lost, 1);
-    on_a.ack().await.unwrap();
-    on_b.ack().await.unwrap();
-    a.up().await;
-    b.up().await;
-    a_while().await;
-    let again = a.queue.push(NewTask::text("x").id("t")).await.unwrap();
-    assert_eq!(again.outcome, Outcome::New);
-    a.up().await;
-    a.down().await;
-    next(&a.queue).await.ack().await.unwrap();
+    // Pushed in the bucket, pushed here; after the end was told, and before.
+    for (pushed_here, told) in [(false, false), (false, true), (true, true)] {
+        let case = format!("pushed here: {pushed_here}, told: {told}");
+        let fleet = Fleet::new();
+        let test = async {
+            let queue = fleet.queue().await;
+            push(&queue, "t").await;
+            let ((a, on_a), (b, on_b)) = (fleet.node("a").await, fleet.node("b").await);
+            a.down("q").await.unwrap();
+            b.down("q").await.unwrap();
+            let (task_a, task_b) = (fleet.next(&on_a).await, fleet.next(&on_b).await);
+            b.up("q").await.unwrap();
+            assert_eq!(a.up("q").await.unwrap().lost, 1, "{case}");
+            let seen = key("queues/q/pending/t/lease.json");
+            // The loser had just finished.
+            task_a.ack().await.unwrap();
+            task_b.ack().await.unwrap();
+            assert!(a.local().head(&seen).await.unwrap().is_some(), "{case}");
+            b.up("q").await.unwrap();
+            if told {
+                a.up("q").await.unwrap();
+                assert!(a.local().head(&seen).await.unwrap().is_none(), "{case}");
+            }
+            fleet.a_while().await;
+            a.up("q").await.unwrap();
+            let on = if pushed_here { &on_a } else { &queue };
+            let again = on.push(NewTask::text("x").id("t")).await.unwrap();
+            assert_eq!(again.outcome, Outcome::New, "{case}");
+            a.up("q").await.unwrap();
+            a.down("q").await.unwrap();
+            let task = fleet.next(&on_a).await;
+            assert_eq!(Some(task.incarnation()), again.incarnation.as_deref(), "{case}");
+        };
+        fleet.clock.pass(test).await;
+    }
 }
 
 /// What was lost to somebody who then lets go as the seeds' clients do, by deleting the lease, looks in
@@ -211,7 +248,7 @@ async fn a_delayed_task_that_was_done_elsewhere_is_not_kept_here() {
     let soon = NewTask::text("x").id("later").delay(Duration::from_millis(1500));
     a.queue.push(soon).await.unwrap();
     assert_eq!(a.up().await.pushed, 1);
-    a_while().await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(b.down().await.new, 1);
     assert_eq!(drain(&b.queue).await, ["later"]);
     assert_eq!(b.up().await.completed, 1);
