@@ -425,6 +425,7 @@ impl Pair<'_> {
         view: &mut View,
         up: &mut Up,
     ) -> Result<bool> {
+        self.checked.get_or_try_init(|| self.check_queue()).await?;
         // The last sync up was cut off: this may have been there, and be over (FIELD.md row 15).
         if self.careful
             && let Some(ours) = view.local.work.clone()

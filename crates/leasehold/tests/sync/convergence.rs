@@ -282,3 +282,30 @@ async fn a_delayed_task_that_failed_here_is_not_set_aside() {
     let down = a.down().await;
     assert_eq!((down.set_aside, down.removed), (0, 0), "{down:?}");
 }
+
+/// A queue that was made again with more shards has its tasks elsewhere: what went where this replica
+/// thinks would be found by nobody.
+#[tokio::test]
+async fn nothing_is_pushed_to_where_nobody_looks() {
+    let bucket = Bucket::memory();
+    let queue = bucket.queue().await;
+    push(&queue, "done").await;
+    let node = bucket.node("a").await;
+    node.down().await;
+    assert_eq!(drain(&node.queue).await, ["done"]);
+    push(&node.queue, "t").await;
+    let settings = key("queues/q/queue.json");
+    let _ = queue.store().delete(&settings).await.unwrap();
+    let up = node.up().await;
+    assert_eq!((up.completed, up.pushed, up.troubled, up.left), (1, 0, 1, 1), "{up:?}");
+    let sharded = QueueSettings { shards: 4, ..relaxed() };
+    Queue::create(queue.store(), "q", sharded).await.unwrap();
+    let up = node.up().await;
+    assert_eq!((up.pushed, up.troubled, up.left), (0, 1, 1), "{up:?}");
+    // And made again as it was.
+    let _ = queue.store().delete(&settings).await.unwrap();
+    let again = bucket.queue().await;
+    let up = node.up().await;
+    assert_eq!((up.pushed, up.troubled, up.left), (1, 0, 0), "{up:?}");
+    assert_eq!(drain(&again).await, ["t"]);
+}
