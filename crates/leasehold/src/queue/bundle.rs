@@ -403,6 +403,14 @@ impl Queue {
     }
 }
 
+/// What a lease says about a bundle beside its history: the results of what is done. Whoever copies the
+/// one without the other says that a task is done, and loses its result.
+pub(crate) fn progress(lease: &Lease) -> serde_json::Map<String, serde_json::Value> {
+    let fields = [RESULTS_FIELD, DOUBT_FIELD].into_iter();
+    let there = fields.filter_map(|field| Some((field, lease.other.get(field)?)));
+    there.map(|(field, value)| (field.to_owned(), value.clone())).collect()
+}
+
 /// Writes down what is done, with at most this many bytes of results. What has a result that does
 /// not fit is not written down as done: its result would be lost.
 fn note(state: &Mutex<State>, lease: &mut Lease, most: usize) {

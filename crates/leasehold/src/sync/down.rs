@@ -14,7 +14,7 @@ use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::outbox::{Entry, Known, unit_hash};
 use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
-use leasehold_protocol::lease::{self as lease_decide, Holder};
+use leasehold_protocol::lease::{self as lease_decide, Holder, Seen};
 use leasehold_protocol::queue::{Claim, History, claim};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::sync::{self as decide, Asked, Bring, LeaseThere, LocalLease, Missing};
@@ -24,7 +24,7 @@ use super::state::State;
 use super::up::incarnation;
 use super::walk::{Shown, Walk};
 use super::{AT_A_TIME, Pair, Replica, local_units};
-use crate::queue::{Mode, wrote};
+use crate::queue::{Mode, bundle, wrote};
 use crate::store::meter::Usage;
 use crate::store::{List, Write};
 use crate::{Error, Key, Result, StoreTime};
@@ -72,6 +72,21 @@ pub(super) struct Asking {
     /// Whether there are bundles and scheduled tasks, too: a LIST. Else, where there were tasks last time,
     /// only every second time, because tasks are listed anyway.
     pub all_parts: bool,
+}
+
+/// What a task has been through, as its lease in the bucket tells it.
+#[derive(Debug, Default)]
+struct Past {
+    history: History,
+    /// Of a bundle: the results of what is done.
+    progress: serde_json::Map<String, serde_json::Value>,
+}
+
+impl Past {
+    fn of(seen: &Seen, history: History) -> Self {
+        let progress = seen.record.as_ref().map(bundle::progress).unwrap_or_default();
+        Self { history, progress }
+    }
 }
 
 /// What the bucket's listing showed, by the hashes of its keys.
@@ -379,7 +394,7 @@ impl Pair<'_> {
         let seen = Some((hash, shown.state(work)));
         let mut down = Down::default();
         let first = decide::bring(here, shown.lease_there());
-        let (bring, history) = match first {
+        let (bring, past) = match first {
             Bring::Look => self.look_into(unit, here).await?,
             bring => (bring, None),
         };
@@ -390,13 +405,13 @@ impl Pair<'_> {
         match bring {
             Bring::Nothing => {}
             Bring::Fetch => {
-                let Some(state) = self.fetch(shown, history, &mut down).await? else {
+                let Some(state) = self.fetch(shown, past, &mut down).await? else {
                     return Ok((down, None));
                 };
                 return Ok((down, Some((hash, state))));
             }
             Bring::Shut => down.shut += u64::from(self.shut(unit, None).await?),
-            Bring::Open => down.opened += u64::from(self.open(unit, history).await?),
+            Bring::Open => down.opened += u64::from(self.open(unit, past).await?),
             Bring::DeleteThere => {
                 let key = self.there.keys().part(unit, Part::Work)?;
                 self.there.delete_work(&key, work).await?;
@@ -407,15 +422,16 @@ impl Pair<'_> {
     }
 
     /// Whose an old lease in the bucket is: nobody's most likely. One GET.
-    async fn look_into(&self, unit: &Unit, here: bool) -> Result<(Bring, Option<History>)> {
+    async fn look_into(&self, unit: &Unit, here: bool) -> Result<(Bring, Option<Past>)> {
         let desk = self.there.desk(unit, &self.replica.node)?;
         let free = if here { Bring::Open } else { Bring::Fetch };
         let Some(seen) = desk.look().await? else { return Ok((free, None)) };
         Ok(match claim(&seen, &desk.judge(&seen)) {
-            Claim::Take(history) => (free, Some(history)),
+            Claim::Take(history) => (free, Some(Past::of(&seen, history))),
             Claim::Later(at) => {
                 let history = seen.record.as_ref().map(History::of).unwrap_or_default();
-                (free, Some(History { not_before: Some(at), ..history }))
+                let history = History { not_before: Some(at), ..history };
+                (free, Some(Past::of(&seen, history)))
             }
             Claim::Held(_) if here => (Bring::Shut, None),
             Claim::Held(_) => (Bring::Nothing, None),
@@ -423,12 +439,12 @@ impl Pair<'_> {
     }
 
     /// Lets this node's workers have a task that another node had.
-    async fn open(&self, unit: &Unit, history: Option<History>) -> Result<bool> {
+    async fn open(&self, unit: &Unit, past: Option<Past>) -> Result<bool> {
         let desk = self.local.desk(unit, &self.replica.node)?;
         let seen = desk.look().await?;
         let foreign =
             seen.as_ref().filter(|seen| seen.record.as_ref().is_ok_and(decide::is_foreign));
-        match (seen.is_some(), foreign, history) {
+        match (seen.is_some(), foreign, past) {
             // One of our own: it says more than the bucket's.
             (true, None, _) => Ok(false),
             (_, Some(seen), None) => {
@@ -436,23 +452,24 @@ impl Pair<'_> {
                 let retired = self.local_store().retire(desk.key(), &seen.version, token).await?;
                 Ok(matches!(retired, crate::store::Delete::Deleted))
             }
-            (_, Some(seen), Some(history)) => {
-                self.write_released(unit, &history, When::Matches(seen.version.clone())).await
+            (_, Some(seen), Some(past)) => {
+                self.write_released(unit, &past, When::Matches(seen.version.clone())).await
             }
-            (false, None, Some(history)) => self.write_released(unit, &history, When::Absent).await,
+            (false, None, Some(past)) => self.write_released(unit, &past, When::Absent).await,
             (false, None, None) => Ok(false),
         }
     }
 
     /// A lease that nobody has, with what a task has been through.
-    async fn write_released(&self, unit: &Unit, history: &History, when: When) -> Result<bool> {
+    async fn write_released(&self, unit: &Unit, past: &Past, when: When) -> Result<bool> {
         let store = self.local_store();
         let (nonce, now) = (store.env().nonce(), store.now().await?);
         let ttl = self.local.settings().ttl;
         let holder = Holder { name: "another node", ttl, place: None };
         let held = lease_decide::acquire(None, &holder, now, 0, nonce).lease;
         let mut released = lease_decide::release(&held, now, nonce);
-        history.write(&mut released);
+        past.history.write(&mut released);
+        released.other.extend(past.progress.clone());
         self.write_here(unit, &released, when, nonce).await
     }
 
@@ -460,7 +477,7 @@ impl Pair<'_> {
     async fn fetch(
         &self,
         shown: &Shown,
-        history: Option<History>,
+        past: Option<Past>,
         down: &mut Down,
     ) -> Result<Option<u64>> {
         let unit = &shown.unit;
@@ -477,7 +494,7 @@ impl Pair<'_> {
         let state = Some(shown.state(&version));
         if view.local.work.as_ref() == Some(&theirs) {
             // Pushed here, and nobody has it any more.
-            down.opened += u64::from(self.open(unit, history).await?);
+            down.opened += u64::from(self.open(unit, past).await?);
             return Ok(state);
         }
         if [&view.local.receipt, &view.local.letter].contains(&&Some(theirs.clone())) {
@@ -492,16 +509,16 @@ impl Pair<'_> {
             down.removed += 1;
         }
         // The lease first: the task must not be seen as free before its time.
-        let history = history.filter(|history| {
+        let past = past.filter(|Past { history, .. }| {
             history.tries() > 0 || history.not_before.is_some() || !history.done.is_empty()
         });
-        match history {
+        match past {
             // One that stood for somebody's claim of an earlier push.
-            history if view.local.lease == LocalLease::Foreign => {
-                self.open(unit, history).await?;
+            past if view.local.lease == LocalLease::Foreign => {
+                self.open(unit, past).await?;
             }
-            Some(history) => {
-                self.write_released(unit, &history, When::Absent).await?;
+            Some(past) => {
+                self.write_released(unit, &past, When::Absent).await?;
             }
             None => {}
         }

@@ -225,10 +225,11 @@ impl Pair<'_> {
         }
         let tale = decide::tell(&entry, &view.local);
         let (work, lease) = (view.local.work.is_some(), view.local.lease.clone());
-        if tale.end.is_some()
+        if (tale.end.is_some() || tale.lease.is_some())
             && let Unit::Bundle(id, _) = unit
         {
-            // What left the bundle must be known before the bundle is over, or it would be nowhere.
+            // What left the bundle must be known before the bundle is over, or its lease says that nothing
+            // is to be done about it, or it would be nowhere.
             up.add(self.tell_of_those_who_left(id).await?);
         }
         match tale.end {

@@ -5,23 +5,27 @@ use leasehold::queue::Outcome;
 use super::*;
 
 /// A fleet whose clock passes days in a moment.
-struct Fleet {
-    clock: super::time::Fast,
-    bucket: Memory,
+pub struct Fleet {
+    pub clock: super::time::Fast,
+    pub bucket: Memory,
 }
 
 impl Fleet {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let clock = super::time::Fast::default();
         let bucket = Memory::new(clock.env());
         Self { clock, bucket }
     }
 
     fn open(&self, memory: Memory) -> Store {
-        Store::new(Arc::new(memory), self.clock.env(), leasehold::StoreSettings::default()).unwrap()
+        self.open_shared(Arc::new(memory))
     }
 
-    async fn queue(&self) -> Queue {
+    pub fn open_shared(&self, memory: Arc<Memory>) -> Store {
+        Store::new(memory, self.clock.env(), leasehold::StoreSettings::default()).unwrap()
+    }
+
+    pub async fn queue(&self) -> Queue {
         let store = self.open(self.bucket.client(self.clock.env()));
         Queue::open_or_create(&store, "q", Some(relaxed())).await.unwrap()
     }
@@ -35,7 +39,7 @@ impl Fleet {
         (replica, queue)
     }
 
-    async fn sleep(&self, span: Duration) {
+    pub async fn sleep(&self, span: Duration) {
         self.clock.env().clock().sleep(span).await;
     }
 
@@ -308,4 +312,29 @@ async fn nothing_is_pushed_to_where_nobody_looks() {
     let up = node.up().await;
     assert_eq!((up.pushed, up.troubled, up.left), (1, 0, 0), "{up:?}");
     assert_eq!(drain(&again).await, ["t"]);
+}
+
+/// Half of a bundle is done in the bucket, with results, and the rest here.
+#[tokio::test]
+async fn results_of_a_bundle_that_was_begun_elsewhere_are_kept() {
+    let fleet = Fleet::new();
+    let test = async {
+        let queue = fleet.queue().await;
+        queue.push_bundle((0..2).map(|n| NewTask::text(&n.to_string())).collect()).await.unwrap();
+        let (a, here) = fleet.node("a").await;
+        // Its worker ends after the first.
+        fleet.next(&queue).await.ack_text("there").await.unwrap();
+        fleet.sleep(Duration::from_secs(60)).await;
+        assert_eq!(a.down("q").await.unwrap().new, 1);
+        fleet.next(&here).await.ack_text("here").await.unwrap();
+        assert_eq!(a.up("q").await.unwrap().completed, 1);
+        let page = queue.store().list(List::prefix("queues/q/completed/").unwrap());
+        let page = page.collect().await.unwrap();
+        let receipt = queue.store().get(&page.entries[0].key).await.unwrap().unwrap();
+        let receipt: serde_json::Value = serde_json::from_slice(&receipt.body).unwrap();
+        let mut results = receipt["results"].as_array().unwrap().clone();
+        results.sort_by_key(ToString::to_string);
+        assert_eq!(results, ["here", "there"]);
+    };
+    fleet.clock.pass(test).await;
 }
