@@ -195,7 +195,8 @@ impl Run {
         if all {
             let acked = self.complete().await?;
             if acked == Acked::Again {
-                self.0.queue.note_duplicate(&self.0.unit).await;
+                let Shared { queue, unit, bundle, .. } = &*self.0;
+                queue.note_duplicate(unit, &bundle.incarnation).await;
             }
             return Ok(acked);
         }

@@ -84,6 +84,19 @@ impl Outbox {
         self.note(unit, durability, &note).await
     }
 
+    /// The receipt that this process has announced was not written: somebody else's stands.
+    pub async fn not_finishing(&self, unit: &Unit, incarnation: &str) -> Result<()> {
+        let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(Intent::Finish) };
+        for _ in 0..64 {
+            let Some((mut entry, version)) = self.entry(unit).await? else { return Ok(()) };
+            entry.writers.retain(|announced| *announced != writer);
+            if self.rewrite(unit, &entry, version).await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Changes an entry, or makes it. Whatever else stands in it stays.
     async fn note(
         &self,

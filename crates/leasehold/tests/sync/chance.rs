@@ -191,6 +191,16 @@ async fn a_life(seed: u64) {
             let left = keys(peer.queue.store()).await.into_iter().filter(is_work);
             let left: Vec<_> = left.collect();
             assert!(left.is_empty(), "{seed}: {left:?} at {name}: {log:?}");
+            let out = List::prefix("sync/q/outbox/").unwrap();
+            for entry in peer.replica.local().list(out).collect().await.unwrap().entries {
+                let object = peer.replica.local().get(&entry.key).await.unwrap().unwrap();
+                let id = entry.key.as_str().rsplit('/').next().unwrap().trim_end_matches(".json");
+                println!("{seed} {name} {} {:?}", entry.key, object.body);
+                println!("receipt {:?}", queue.receipt(id).await.unwrap());
+                println!("receipt here {:?}", peer.queue.receipt(id).await.unwrap());
+                println!("letter {:?}", queue.dead_letter(id).await.unwrap());
+                println!("letter here {:?}", peer.queue.dead_letter(id).await.unwrap());
+            }
             let aside = List::prefix("sync/q/aside/").unwrap();
             let aside = peer.replica.local().list(aside).collect().await.unwrap().entries;
             for entry in &aside {
