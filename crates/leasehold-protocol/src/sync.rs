@@ -150,13 +150,12 @@ fn shows(entry: &Entry, local: &Local, writer: &Writer) -> bool {
             ended || local.work.is_some() || local.scheduled
         }
         Intent::Finish => {
-            // Of that very push: a record of an earlier one says nothing about what is to come.
-            let finished = match writer.incarnation.as_str() {
-                "" => &entry.incarnation,
-                _ => &writer.incarnation,
+            let about = |incarnation: &String| {
+                [&local.receipt, &local.letter].contains(&&Some(incarnation.clone()))
             };
-            let about = |record: &Option<String>| record.as_ref() == Some(finished);
-            about(&local.receipt) || about(&local.letter)
+            // Of that very push, or of the one that the entry is about by now: that took its place, or will
+            // not give way to it. A record of an earlier one says nothing about what is to come.
+            about(&writer.incarnation) || about(&entry.incarnation)
         }
     }
 }

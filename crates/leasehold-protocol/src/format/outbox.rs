@@ -146,6 +146,7 @@ impl Entry {
             if !earlier.is_empty() && !self.earlier.contains(&earlier) {
                 self.earlier.push(earlier);
             }
+            self.earlier.retain(|earlier| earlier != incarnation);
             self.origin = None;
             // That was about the earlier one.
             self.withdrawn = false;
