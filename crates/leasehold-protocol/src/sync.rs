@@ -20,7 +20,7 @@
 
 use crate::cas::Version;
 use crate::format::lease::{Lease, State};
-use crate::format::outbox::{Entry, Intent};
+use crate::format::outbox::{Entry, Intent, Writer};
 use crate::lease::{Judgement, Seen};
 use crate::mutant::{self, Mutant};
 use crate::queue::{Claim, History, claim};
@@ -118,6 +118,16 @@ pub fn tell(entry: &Entry, local: &Local) -> Tale {
     Tale { end, push: open && entry.untold, lease }
 }
 
+/// Whether the bucket is to be told first that an earlier push was given up: there it may be pending
+/// still, and in the way of the one that came after it.
+pub fn owes_letter(entry: &Entry, local: &Local) -> bool {
+    local.letter.as_ref().is_some_and(|letter| {
+        entry.earlier.contains(letter)
+            && local.receipt.as_ref() != Some(letter)
+            && local.work.as_ref() != Some(letter)
+    })
+}
+
 /// Whether an entry can go once all that the replica showed was told.
 ///
 /// What is noted is noted before it happens, so the replica may not show it yet. As long as whoever
@@ -129,19 +139,23 @@ pub fn is_settled(entry: &Entry, local: &Local, is_gone: impl Fn(usize) -> bool)
         return false;
     }
     let all = entry.writers.iter().enumerate();
-    all.into_iter().all(|(n, writer)| shows(entry, local, writer.intent) || is_gone(n))
+    all.into_iter().all(|(n, writer)| shows(entry, local, writer) || is_gone(n))
 }
 
 /// Whether the replica shows that what was announced has happened.
-fn shows(entry: &Entry, local: &Local, intent: Intent) -> bool {
-    match intent {
+fn shows(entry: &Entry, local: &Local, writer: &Writer) -> bool {
+    match writer.intent {
         Intent::Push => {
             let ended = local.receipt.is_some() || local.letter.is_some();
             ended || local.work.is_some() || local.scheduled
         }
         Intent::Finish => {
-            let about = |record: &Option<String>| record.as_ref() == Some(&entry.incarnation);
-            about(&local.receipt) || about(&local.letter)
+            let about = |incarnation: &String| {
+                [&local.receipt, &local.letter].contains(&&Some(incarnation.clone()))
+            };
+            // Of that very push, or of the one that the entry is about by now: that took its place, or will
+            // not give way to it. A record of an earlier one says nothing about what is to come.
+            about(&writer.incarnation) || about(&entry.incarnation)
         }
     }
 }
@@ -149,8 +163,7 @@ fn shows(entry: &Entry, local: &Local, intent: Intent) -> bool {
 /// Forgets who announced what has happened: from here on the replica may be changed by the sync
 /// itself, and not show it any more.
 pub fn forget_seen(entry: &mut Entry, local: &Local) {
-    let seen: Vec<bool> =
-        entry.writers.iter().map(|writer| shows(entry, local, writer.intent)).collect();
+    let seen: Vec<bool> = entry.writers.iter().map(|writer| shows(entry, local, writer)).collect();
     let mut seen = seen.into_iter();
     entry.writers.retain(|_| !seen.next().unwrap_or(false));
 }

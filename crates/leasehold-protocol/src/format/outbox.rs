@@ -16,6 +16,9 @@ pub struct Entry {
     /// Which push of the work this is about, where that is known.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub incarnation: String,
+    /// Pushes that this was about before, and of whose end the bucket may not know.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<String>,
     /// Whether the work itself may be unknown to the bucket: it was pushed here.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub untold: bool,
@@ -67,6 +70,9 @@ pub enum Intent {
 pub struct Writer {
     /// What.
     pub intent: Intent,
+    /// Which push it is about to finish.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub incarnation: String,
     /// Which boot of the host it runs in.
     #[serde(default)]
     pub boot_id: String,
@@ -87,6 +93,7 @@ impl Writer {
         match here {
             Some(place) => Self {
                 intent,
+                incarnation: String::new(),
                 boot_id: place.boot_id.clone(),
                 pid_namespace: place.pid_ns.clone(),
                 pid: place.process.pid,
@@ -94,6 +101,7 @@ impl Writer {
             },
             None => Self {
                 intent,
+                incarnation: String::new(),
                 boot_id: String::new(),
                 pid_namespace: String::new(),
                 pid: 0,
@@ -128,6 +136,24 @@ impl Entry {
         let mut bytes = serde_json::to_vec(self).unwrap_or_default();
         bytes.push(b'\n');
         bytes
+    }
+
+    /// Notes which push it is about from now on. An earlier one that was not told of yet is kept: it
+    /// may have been given up here, and be pending in the bucket still.
+    pub fn name(&mut self, incarnation: &str, origin: Option<&str>) {
+        if self.incarnation != incarnation {
+            let earlier = std::mem::replace(&mut self.incarnation, incarnation.to_owned());
+            if !earlier.is_empty() && !self.earlier.contains(&earlier) {
+                self.earlier.push(earlier);
+            }
+            self.earlier.retain(|earlier| earlier != incarnation);
+            self.origin = None;
+            // That was about the earlier one.
+            self.withdrawn = false;
+        }
+        if let Some(origin) = origin {
+            self.origin = Some(origin.to_owned());
+        }
     }
 
     /// Notes that this process is about to do something.
@@ -230,6 +256,7 @@ mod tests {
     fn full() -> Entry {
         Entry {
             incarnation: "00112233445566778899aabbccddeeff".into(),
+            earlier: Vec::new(),
             untold: true,
             chosen: true,
             scheduled: Some("2026-01-31T09:05:00.123456Z".parse().unwrap()),
@@ -239,6 +266,7 @@ mod tests {
             withdrawn: true,
             writers: vec![Writer {
                 intent: Intent::Finish,
+                incarnation: String::new(),
                 boot_id: "b".into(),
                 pid_namespace: "pid:[1]".into(),
                 pid: 7,

@@ -67,6 +67,27 @@ fn a_receipt_of_another_push_says_nothing_about_this_one() {
     assert_eq!(tell(&untold, &again), Tale { end: None, push: true, lease: None });
 }
 
+/// Given up, pushed again and claimed between two syncs: the bucket learns of both.
+#[test]
+fn a_dead_letter_of_an_earlier_push_is_owed_until_it_is_told() {
+    let mut again = entry();
+    again.name("j", None);
+    let mut here = local(Some("j"), LocalLease::Held);
+    here.letter = Some("i".into());
+    assert!(owes_letter(&again, &here));
+    here.letter = Some("h".into());
+    assert!(!owes_letter(&again, &here), "it was told before");
+    here.letter = Some("i".into());
+    assert!(!owes_letter(&entry(), &here));
+    here.receipt = Some("i".into());
+    assert!(!owes_letter(&again, &here), "a receipt beats it");
+    // What is to come is not what came before it.
+    let writer = Writer { incarnation: "j".into(), ..Writer::new(Intent::Finish, None) };
+    again.add(writer);
+    here.lease = LocalLease::Foreign;
+    assert!(!is_settled(&again, &here, |_| false));
+}
+
 /// The entry is there before the transition, and must be there after it.
 #[test]
 fn an_entry_stays_until_what_it_announced_is_seen_or_cannot_come() {

@@ -195,7 +195,8 @@ impl Run {
         if all {
             let acked = self.complete().await?;
             if acked == Acked::Again {
-                self.0.queue.note_duplicate(&self.0.unit).await;
+                let Shared { queue, unit, bundle, .. } = &*self.0;
+                queue.note_duplicate(unit, &bundle.incarnation).await;
             }
             return Ok(acked);
         }
@@ -401,6 +402,14 @@ impl Queue {
         }
         Ok(false)
     }
+}
+
+/// What a lease says about a bundle beside its history: the results of what is done. Whoever copies the
+/// one without the other says that a task is done, and loses its result.
+pub(crate) fn progress(lease: &Lease) -> serde_json::Map<String, serde_json::Value> {
+    let fields = [RESULTS_FIELD, DOUBT_FIELD].into_iter();
+    let there = fields.filter_map(|field| Some((field, lease.other.get(field)?)));
+    there.map(|(field, value)| (field.to_owned(), value.clone())).collect()
 }
 
 /// Writes down what is done, with at most this many bytes of results. What has a result that does

@@ -168,8 +168,13 @@ impl Queue {
     }
 
     /// In a node's replica: a completion came second.
-    pub(super) async fn note_duplicate(&self, unit: &Unit) {
+    pub(super) async fn note_duplicate(&self, unit: &Unit, incarnation: &str) {
         let Some(outbox) = self.outbox() else { return };
+        // What was announced does not come: the record that stands may be of another push, and would
+        // not show that it is over.
+        if let Err(error) = outbox.not_finishing(unit, incarnation).await {
+            tracing::debug!(%error, "left until this process ends");
+        }
         let mark = self.store().env().nonce().to_string();
         if let Err(error) = outbox.count_duplicate(unit, &mark).await {
             tracing::warn!(%error, "a duplicate was not counted");

@@ -25,7 +25,7 @@
 //!
 //! The decisions are [`leasehold_protocol::queue`]'s, the keys [`leasehold_protocol::layout::queue`]'s.
 
-mod bundle;
+pub(crate) mod bundle;
 mod claim;
 mod find;
 mod inspect;

@@ -206,6 +206,11 @@ impl Queue {
         }
         let stored = task.into_task(id.clone(), nonce.to_string(), Some(now));
         if let Some(outbox) = self.outbox() {
+            // Before it is noted: a receipt that is past its time is kept for as long as the outbox has
+            // something to tell of its task, and a push must not be what keeps it.
+            if chosen.is_some() && self.settings().receipts && self.is_remembered(&receipt).await? {
+                return Ok(Pushed { id, outcome: Outcome::AlreadyCompleted, incarnation: None });
+            }
             outbox.pushing(&unit, chosen.is_some(), scheduled, self.durability()).await?;
         }
         let proof = Proof::Nonce(nonce);
@@ -262,7 +267,7 @@ impl Queue {
 
     /// Whether this receipt still stands for its task. One that is past its time is removed: nobody
     /// may have swept it.
-    pub(super) async fn is_remembered(&self, receipt: &Key) -> Result<bool> {
+    pub(crate) async fn is_remembered(&self, receipt: &Key) -> Result<bool> {
         let Some(meta) = self.store().head(receipt).await? else { return Ok(false) };
         if meta.now.since(meta.modified) < self.settings().retention {
             return Ok(true);

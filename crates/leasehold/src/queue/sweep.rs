@@ -53,18 +53,23 @@ impl Queue {
         let page = self.store().list(list).collect().await?.entries;
         // Not every store lists in order, so all of the page is looked at.
         let mut promoted = Promoted { ids: Vec::new(), next: None, more: page.len() >= DUE };
+        let mut any = false;
         for entry in page {
             let Some((time, id)) = self.keys().parse_scheduled(entry.key.as_str()) else {
                 continue;
             };
             if time > now {
                 promoted.next = Some(promoted.next.map_or(time, |next| next.min(time)));
-            } else if self.promote(&entry.key, &id).await? {
-                promoted.ids.push(id);
+            } else {
+                any = true;
+                if self.promote(&entry.key, &id).await? {
+                    promoted.ids.push(id);
+                }
             }
         }
         // In order, what is behind something that is not due is not due either.
-        promoted.more &= promoted.next.is_none();
+        // And a page of nothing but what has no business there stays as it is, however often it is listed.
+        promoted.more &= promoted.next.is_none() && any;
         Ok(promoted)
     }
 

@@ -317,7 +317,7 @@ impl Held {
         };
         queue.0.lately.completed(&self.task.incarnation);
         if !first {
-            queue.note_duplicate(&self.unit).await;
+            queue.note_duplicate(&self.unit, &self.task.incarnation).await;
         }
         // It is done, whatever happens from here on: others finish the clean-up if we do not.
         self.clean_up().await;

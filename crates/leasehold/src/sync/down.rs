@@ -14,7 +14,7 @@ use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::outbox::{Entry, Known, unit_hash};
 use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
-use leasehold_protocol::lease::{self as lease_decide, Holder};
+use leasehold_protocol::lease::{self as lease_decide, Holder, Seen};
 use leasehold_protocol::queue::{Claim, History, claim};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::sync::{self as decide, Asked, Bring, LeaseThere, LocalLease, Missing};
@@ -24,7 +24,7 @@ use super::state::State;
 use super::up::incarnation;
 use super::walk::{Shown, Walk};
 use super::{AT_A_TIME, Pair, Replica, local_units};
-use crate::queue::{Mode, wrote};
+use crate::queue::{Mode, bundle, wrote};
 use crate::store::meter::Usage;
 use crate::store::{List, Write};
 use crate::{Error, Key, Result, StoreTime};
@@ -72,6 +72,32 @@ pub(super) struct Asking {
     /// Whether there are bundles and scheduled tasks, too: a LIST. Else, where there were tasks last time,
     /// only every second time, because tasks are listed anyway.
     pub all_parts: bool,
+}
+
+/// What a task has been through, as its lease in the bucket tells it.
+#[derive(Debug, Default)]
+struct Past {
+    history: History,
+    /// Of a bundle: the results of what is done.
+    progress: serde_json::Map<String, serde_json::Value>,
+}
+
+impl Past {
+    fn of(seen: &Seen, history: History) -> Self {
+        let progress = seen.record.as_ref().map(bundle::progress).unwrap_or_default();
+        Self { history, progress }
+    }
+}
+
+/// What the bucket's listing showed, by the hashes of its keys.
+#[derive(Debug, Default)]
+struct Listed {
+    /// What need not be looked at again, in these states.
+    seen: Vec<(u128, u64)>,
+    /// All of it, and whether as a bundle.
+    listed: Vec<(u128, bool)>,
+    /// What did not change since it came down, and should be here.
+    expected: HashSet<u128>,
 }
 
 /// What became of one task, and the state in which it was seen, if it need not be looked at again.
@@ -149,14 +175,20 @@ impl Replica {
             }
         }
         let parts = Parts { pending: parts.pending || down.promoted > 0, ..parts };
+        // Here too, though nobody may work here: what was pushed here for later is in the bucket, and done
+        // by others as a rule. As a pending task it is compared, and goes.
+        let now = self.local().now().await?;
+        while pair.local.promote_due(now).await?.more {}
         let known = self.known(pair.local.name()).await?;
         let outbox = pair.in_outbox().await?;
-        let (seen, listed) = self.bring_listed(pair, parts, &known, &outbox, down).await?;
+        let Listed { mut seen, listed, expected } =
+            self.bring_listed(pair, parts, &known, &outbox, down).await?;
         let keys = pair.there.keys();
         state.pending = listed.iter().any(|(_, bundle)| !bundle);
         state.bundles = listed.iter().any(|(_, bundle)| *bundle);
         let mut listed: Vec<u128> = listed.into_iter().map(|(unit, _)| unit).collect();
         listed.sort_unstable();
+        let mut lost = expected;
         for mut units in local_units(self.local(), keys).await? {
             while let Some(units) = units.next(pair.local.keys()).await? {
                 let mut missing = Vec::new();
@@ -166,6 +198,7 @@ impl Replica {
                         Unit::Bundle(..) => parts.bundles || parts.all,
                     };
                     let hash = unit_hash(keys.part(&unit, Part::Work)?.as_str());
+                    lost.remove(&hash);
                     if was_listed && listed.binary_search(&hash).is_err() && !outbox.contains(&hash)
                     {
                         missing.push(unit);
@@ -174,6 +207,8 @@ impl Replica {
                 self.ask_for(pair, missing, down).await?;
             }
         }
+        // What should be here and is not, after a damaged disk or from an old backup, is fetched next time.
+        seen.retain(|(hash, _)| !lost.contains(hash));
         let seen = Known::new(seen);
         if seen != known {
             self.save_known(pair.local.name(), &seen).await?;
@@ -212,8 +247,7 @@ impl Replica {
         })
     }
 
-    /// What the bucket's listing shows. Returns what was seen, and all that was listed, and whether as a
-    /// bundle.
+    /// What the bucket's listing shows.
     async fn bring_listed(
         &self,
         pair: &Pair<'_>,
@@ -221,8 +255,9 @@ impl Replica {
         known: &Known,
         outbox: &HashSet<u128>,
         down: &mut Down,
-    ) -> Result<(Vec<(u128, u64)>, Vec<(u128, bool)>)> {
-        let (mut seen, mut listed) = (Vec::new(), Vec::new());
+    ) -> Result<Listed> {
+        let mut all = Listed::default();
+        let Listed { seen, listed, expected } = &mut all;
         let mut walk = Walk::new(&pair.there, prefixes(pair, parts));
         while let Some(batch) = walk.next().await? {
             let mut changed = Vec::new();
@@ -239,6 +274,9 @@ impl Replica {
                     Some(before) if before == state => {
                         down.unchanged += 1;
                         seen.push((hash, state));
+                        if shown.lease_there() != LeaseThere::Young {
+                            expected.insert(hash);
+                        }
                     }
                     _ => changed.push((shown, hash)),
                 }
@@ -251,7 +289,7 @@ impl Replica {
                 seen.extend(state);
             }
         }
-        Ok((seen, listed))
+        Ok(all)
     }
 
     /// What became of tasks that the bucket's listing does not show.
@@ -356,7 +394,7 @@ impl Pair<'_> {
         let seen = Some((hash, shown.state(work)));
         let mut down = Down::default();
         let first = decide::bring(here, shown.lease_there());
-        let (bring, history) = match first {
+        let (bring, past) = match first {
             Bring::Look => self.look_into(unit, here).await?,
             bring => (bring, None),
         };
@@ -367,13 +405,13 @@ impl Pair<'_> {
         match bring {
             Bring::Nothing => {}
             Bring::Fetch => {
-                let Some(state) = self.fetch(shown, history, &mut down).await? else {
+                let Some(state) = self.fetch(shown, past, &mut down).await? else {
                     return Ok((down, None));
                 };
                 return Ok((down, Some((hash, state))));
             }
             Bring::Shut => down.shut += u64::from(self.shut(unit, None).await?),
-            Bring::Open => down.opened += u64::from(self.open(unit, history).await?),
+            Bring::Open => down.opened += u64::from(self.open(unit, past).await?),
             Bring::DeleteThere => {
                 let key = self.there.keys().part(unit, Part::Work)?;
                 self.there.delete_work(&key, work).await?;
@@ -384,15 +422,16 @@ impl Pair<'_> {
     }
 
     /// Whose an old lease in the bucket is: nobody's most likely. One GET.
-    async fn look_into(&self, unit: &Unit, here: bool) -> Result<(Bring, Option<History>)> {
+    async fn look_into(&self, unit: &Unit, here: bool) -> Result<(Bring, Option<Past>)> {
         let desk = self.there.desk(unit, &self.replica.node)?;
         let free = if here { Bring::Open } else { Bring::Fetch };
         let Some(seen) = desk.look().await? else { return Ok((free, None)) };
         Ok(match claim(&seen, &desk.judge(&seen)) {
-            Claim::Take(history) => (free, Some(history)),
+            Claim::Take(history) => (free, Some(Past::of(&seen, history))),
             Claim::Later(at) => {
                 let history = seen.record.as_ref().map(History::of).unwrap_or_default();
-                (free, Some(History { not_before: Some(at), ..history }))
+                let history = History { not_before: Some(at), ..history };
+                (free, Some(Past::of(&seen, history)))
             }
             Claim::Held(_) if here => (Bring::Shut, None),
             Claim::Held(_) => (Bring::Nothing, None),
@@ -400,12 +439,12 @@ impl Pair<'_> {
     }
 
     /// Lets this node's workers have a task that another node had.
-    async fn open(&self, unit: &Unit, history: Option<History>) -> Result<bool> {
+    async fn open(&self, unit: &Unit, past: Option<Past>) -> Result<bool> {
         let desk = self.local.desk(unit, &self.replica.node)?;
         let seen = desk.look().await?;
         let foreign =
             seen.as_ref().filter(|seen| seen.record.as_ref().is_ok_and(decide::is_foreign));
-        match (seen.is_some(), foreign, history) {
+        match (seen.is_some(), foreign, past) {
             // One of our own: it says more than the bucket's.
             (true, None, _) => Ok(false),
             (_, Some(seen), None) => {
@@ -413,23 +452,24 @@ impl Pair<'_> {
                 let retired = self.local_store().retire(desk.key(), &seen.version, token).await?;
                 Ok(matches!(retired, crate::store::Delete::Deleted))
             }
-            (_, Some(seen), Some(history)) => {
-                self.write_released(unit, &history, When::Matches(seen.version.clone())).await
+            (_, Some(seen), Some(past)) => {
+                self.write_released(unit, &past, When::Matches(seen.version.clone())).await
             }
-            (false, None, Some(history)) => self.write_released(unit, &history, When::Absent).await,
+            (false, None, Some(past)) => self.write_released(unit, &past, When::Absent).await,
             (false, None, None) => Ok(false),
         }
     }
 
     /// A lease that nobody has, with what a task has been through.
-    async fn write_released(&self, unit: &Unit, history: &History, when: When) -> Result<bool> {
+    async fn write_released(&self, unit: &Unit, past: &Past, when: When) -> Result<bool> {
         let store = self.local_store();
         let (nonce, now) = (store.env().nonce(), store.now().await?);
         let ttl = self.local.settings().ttl;
         let holder = Holder { name: "another node", ttl, place: None };
         let held = lease_decide::acquire(None, &holder, now, 0, nonce).lease;
         let mut released = lease_decide::release(&held, now, nonce);
-        history.write(&mut released);
+        past.history.write(&mut released);
+        released.other.extend(past.progress.clone());
         self.write_here(unit, &released, when, nonce).await
     }
 
@@ -437,7 +477,7 @@ impl Pair<'_> {
     async fn fetch(
         &self,
         shown: &Shown,
-        history: Option<History>,
+        past: Option<Past>,
         down: &mut Down,
     ) -> Result<Option<u64>> {
         let unit = &shown.unit;
@@ -454,7 +494,7 @@ impl Pair<'_> {
         let state = Some(shown.state(&version));
         if view.local.work.as_ref() == Some(&theirs) {
             // Pushed here, and nobody has it any more.
-            down.opened += u64::from(self.open(unit, history).await?);
+            down.opened += u64::from(self.open(unit, past).await?);
             return Ok(state);
         }
         if [&view.local.receipt, &view.local.letter].contains(&&Some(theirs.clone())) {
@@ -469,10 +509,18 @@ impl Pair<'_> {
             down.removed += 1;
         }
         // The lease first: the task must not be seen as free before its time.
-        if let Some(history) = history
-            && (history.tries() > 0 || history.not_before.is_some() || !history.done.is_empty())
-        {
-            self.write_released(unit, &history, When::Absent).await?;
+        let past = past.filter(|Past { history, .. }| {
+            history.tries() > 0 || history.not_before.is_some() || !history.done.is_empty()
+        });
+        match past {
+            // One that stood for somebody's claim of an earlier push.
+            past if view.local.lease == LocalLease::Foreign => {
+                self.open(unit, past).await?;
+            }
+            Some(past) => {
+                self.write_released(unit, &past, When::Absent).await?;
+            }
+            None => {}
         }
         let body = copy(unit, &object.body, &version);
         let write = Write::when(When::Absent, Proof::Bytes).durability(self.local.durability());
@@ -490,6 +538,21 @@ impl Pair<'_> {
         Ok(if busy || self.outbox.has(unit).await? { None } else { Some(view) })
     }
 
+    /// Removes a lease that stands for another node's and has no task: nothing else would, for a year,
+    /// and it would keep everybody here from the next push of this name.
+    async fn sweep_foreign(&self, unit: &Unit) -> Result<()> {
+        let view = self.look(unit, &Entry::default()).await?;
+        if view.local.work.is_none()
+            && view.local.lease == LocalLease::Foreign
+            && let Some(seen) = &view.lease
+        {
+            let key = self.local.keys().part(unit, Part::Lease)?;
+            let token = super::hold::token(seen).unwrap_or(0);
+            let _ = self.local_store().retire(&key, &seen.version, token).await?;
+        }
+        Ok(())
+    }
+
     async fn ask_or_warn(&self, unit: Unit) -> Result<(Down, Option<Unit>)> {
         match self.ask_about(&unit).await {
             Ok((down, nowhere)) => Ok((down, nowhere.then_some(unit))),
@@ -505,7 +568,10 @@ impl Pair<'_> {
     /// Says whether nothing is known of it.
     async fn ask_about(&self, unit: &Unit) -> Result<(Down, bool)> {
         let mut down = Down::default();
-        let Some(mut view) = self.idle(unit).await? else { return Ok((down, false)) };
+        let Some(mut view) = self.idle(unit).await? else {
+            self.sweep_foreign(unit).await?;
+            return Ok((down, false));
+        };
         let Some(ours) = view.local.work.clone() else { return Ok((down, false)) };
         down.missing += 1;
         let receipt = self.there.receipt_of(unit).await?;
@@ -546,7 +612,7 @@ impl Pair<'_> {
     }
 
     /// The names of what waits for its time in the bucket.
-    async fn scheduled(&self) -> Result<HashSet<String>> {
+    pub(super) async fn scheduled(&self) -> Result<HashSet<String>> {
         let keys = self.there.keys();
         let mut listing = self.bucket().list(List::prefix(keys.scheduled())?);
         let mut all = HashSet::new();

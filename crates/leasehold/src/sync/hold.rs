@@ -196,7 +196,13 @@ impl Pair<'_> {
         view: &mut View,
     ) -> Result<bool> {
         let Some(ours) = view.local.work.clone() else { return Ok(true) };
-        let asked = self.ask(unit, &ours).await?;
+        let mut asked = self.ask(unit, &ours).await?;
+        if decide::missing(&ours, &asked) == Missing::SetAside
+            && let Unit::Task(id) = unit
+        {
+            // Pushed here for later and told, due here, and not yet promoted there.
+            asked.scheduled = self.scheduled().await?.contains(id);
+        }
         let what = decide::missing(&ours, &asked);
         if what == Missing::Stay {
             return Ok(true);

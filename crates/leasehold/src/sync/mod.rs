@@ -85,6 +85,10 @@ struct Pair<'a> {
     local: Queue,
     there: Queue,
     outbox: Outbox,
+    /// Whether the last sync up was cut off: what it was about to push may be there, and be done since.
+    careful: bool,
+    /// Whether it is known that the bucket's queue is the one that this replica was made from.
+    checked: tokio::sync::OnceCell<()>,
 }
 
 impl Replica {
@@ -238,10 +242,11 @@ impl Replica {
         let settings = QueueSettings { replica: false, ..(*local.settings()).clone() };
         // What is known of the bucket's settings: nothing is asked for that.
         let state = self.state(name).await?;
-        let version = Version::new(state.settings_version);
+        let (version, careful) = (Version::new(state.settings_version), state.telling);
         let there = Queue::with(self.bucket(), name, settings, version)?;
         let outbox = Outbox::new(self.local(), name)?;
-        Ok(Pair { replica: &self.0, local, there, outbox })
+        let checked = tokio::sync::OnceCell::new();
+        Ok(Pair { replica: &self.0, local, there, outbox, careful, checked })
     }
 
     /// Whether a worker of this queue has said that it has nothing to do.
@@ -300,5 +305,15 @@ impl Pair<'_> {
 
     fn bucket(&self) -> &Store {
         &self.replica.bucket
+    }
+
+    /// An error if the bucket's queue is gone, or was made again with another number of shards: what is
+    /// pushed there would be found by nobody. One conditional GET, once per sync.
+    async fn check_queue(&self) -> Result<()> {
+        if self.there.reread().await? {
+            return Ok(());
+        }
+        let name = self.there.name();
+        Err(Error::new(ErrorKind::Data, format!("the queue {name:?} is gone from the bucket")))
     }
 }

@@ -64,7 +64,7 @@ impl Outbox {
         incarnation: &str,
         origin: Option<&str>,
     ) -> Result<()> {
-        let note = |entry: &mut Entry| name(entry, incarnation, origin);
+        let note = |entry: &mut Entry| entry.name(incarnation, origin);
         self.note(unit, Durability::Volatile, &note).await
     }
 
@@ -76,12 +76,25 @@ impl Outbox {
         origin: Option<&str>,
         durability: Durability,
     ) -> Result<()> {
-        let writer = self.writer(Intent::Finish);
+        let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(Intent::Finish) };
         let note = |entry: &mut Entry| {
-            name(entry, incarnation, origin);
+            entry.name(incarnation, origin);
             entry.add(writer.clone());
         };
         self.note(unit, durability, &note).await
+    }
+
+    /// The receipt that this process has announced was not written: somebody else's stands.
+    pub async fn not_finishing(&self, unit: &Unit, incarnation: &str) -> Result<()> {
+        let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(Intent::Finish) };
+        for _ in 0..64 {
+            let Some((mut entry, version)) = self.entry(unit).await? else { return Ok(()) };
+            entry.writers.retain(|announced| *announced != writer);
+            if self.rewrite(unit, &entry, version).await? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Changes an entry, or makes it. Whatever else stands in it stays.
@@ -199,16 +212,5 @@ impl Outbox {
             }
         }
         Ok(())
-    }
-}
-
-/// What an entry is about, now that it is known.
-fn name(entry: &mut Entry, incarnation: &str, origin: Option<&str>) {
-    if entry.incarnation != incarnation {
-        entry.incarnation = incarnation.to_owned();
-        entry.origin = None;
-    }
-    if let Some(origin) = origin {
-        entry.origin = Some(origin.to_owned());
     }
 }

@@ -18,6 +18,8 @@ use crate::store::{Durability, List, Write};
 pub(super) struct State {
     /// The version of the bucket's settings that we have.
     pub settings_version: String,
+    /// Whether a sync up has begun that did not end: what it was about to push may be there.
+    pub telling: bool,
     /// When the last complete sync up ended.
     pub up_at: Option<StoreTime>,
     /// When the last complete sync down ended.
@@ -127,10 +129,25 @@ impl Replica {
     }
 
     pub(super) async fn save_state(&self, queue: &str, state: &State) -> Result<()> {
+        // Whole or as before: it decides about requests and figures only.
+        self.write_state(queue, state, Durability::Ordered).await
+    }
+
+    /// Notes, before the first request, that the bucket is about to be told: what dies from here on may
+    /// have pushed something without knowing it.
+    pub(super) async fn note_telling(&self, queue: &str) -> Result<()> {
+        let mut state = self.state(queue).await?;
+        if state.telling {
+            return Ok(());
+        }
+        state.telling = true;
+        self.write_state(queue, &state, Durability::Durable).await
+    }
+
+    async fn write_state(&self, queue: &str, state: &State, durability: Durability) -> Result<()> {
         let key = SyncKeys::new(queue)?.state()?;
         let body = serde_json::to_vec(state).unwrap_or_default();
-        // Whole or as before: it decides about requests and figures only.
-        let write = Write::any().durability(Durability::Ordered);
+        let write = Write::any().durability(durability);
         wrote(self.local().put(&key, body.into(), write).await?).map(drop)
     }
 

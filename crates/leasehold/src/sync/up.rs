@@ -13,7 +13,7 @@ use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::{Judgement, Seen, Why};
 use leasehold_protocol::queue::History;
 use leasehold_protocol::settle::Proof;
-use leasehold_protocol::sync::{self as decide, End, Local, LocalLease, TellLease};
+use leasehold_protocol::sync::{self as decide, End, Local, LocalLease, Missing, TellLease};
 use serde::Serialize;
 
 use super::{AT_A_TIME, Pair, Replica};
@@ -22,6 +22,9 @@ use crate::queue::wrote;
 use crate::store::meter::Usage;
 use crate::store::{List, Write};
 use crate::{Error, Result};
+
+/// Stands for no state of a task: it is to be looked at.
+const UNSEEN: u64 = 0;
 
 /// What a sync up did.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -101,6 +104,7 @@ impl Replica {
         let mut state = self.state(queue).await?;
         state.add_up(&up);
         if told.is_ok() {
+            state.telling = false;
             state.up_at = Some(self.local().now().await?);
         }
         // What was pushed need not be compared with what was pushed.
@@ -131,6 +135,9 @@ impl Replica {
             let entries = page.entries.iter();
             let units: Vec<Unit> =
                 entries.filter_map(|entry| keys.parse_entry(entry.key.as_str())).collect();
+            if !units.is_empty() {
+                self.note_telling(pair.local.name()).await?;
+            }
             let tellings = units.into_iter().map(|unit| pair.tell_or_warn(unit));
             let mut tellings = futures::stream::iter(tellings).buffer_unordered(AT_A_TIME);
             // What is under way when one fails is dropped: as good as a crash, and as harmless.
@@ -208,11 +215,21 @@ impl Pair<'_> {
         let mut entry = before.clone();
         let mut view = self.look(unit, &entry).await?;
         decide::forget_seen(&mut entry, &view.local);
+        if decide::owes_letter(&entry, &view.local) {
+            let untold = entry.untold;
+            self.tell_dead(unit, &mut entry, &mut view, &mut up).await?;
+            // That was about the earlier push.
+            entry.untold = untold;
+            entry.earlier.clear();
+            view.local.letter = None;
+        }
         let tale = decide::tell(&entry, &view.local);
-        if tale.end.is_some()
+        let (work, lease) = (view.local.work.is_some(), view.local.lease.clone());
+        if (tale.end.is_some() || tale.lease.is_some())
             && let Unit::Bundle(id, _) = unit
         {
-            // What left the bundle must be known before the bundle is over, or it would be nowhere.
+            // What left the bundle must be known before the bundle is over, or its lease says that nothing
+            // is to be done about it, or it would be nowhere.
             up.add(self.tell_of_those_who_left(id).await?);
         }
         match tale.end {
@@ -233,6 +250,13 @@ impl Pair<'_> {
                 }
                 None => {}
             }
+        }
+        let shut = view.local.lease == LocalLease::Foreign && lease != LocalLease::Foreign;
+        if shut || (work && view.local.work.is_none()) {
+            // The bucket may look again as it did when we had it: it is to be looked at all the same, or
+            // nobody here would get it any more.
+            let key = self.there.keys().part(unit, Part::Work)?;
+            up.seen.push((unit_hash(key.as_str()), UNSEEN));
         }
         match decide::is_settled(&entry, &view.local, |n| self.outbox.is_gone(&entry, n)) {
             true => up.left += u64::from(!self.outbox.remove(unit, &version).await?),
@@ -295,13 +319,20 @@ impl Pair<'_> {
         self.clean_up_here(unit, view, &receipt.incarnation).await
     }
 
-    /// Whether the bucket has another push of this task, or a receipt of one.
+    /// Whether the bucket has another push of this task, or a receipt of one that still stands for it.
     async fn is_pushed_by_others(&self, unit: &Unit, ours: &str) -> Result<bool> {
         let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
         let others = work
             .is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours);
-        Ok(others
-            || self.there.receipt_of(unit).await?.is_some_and(|there| there.incarnation != ours))
+        if others {
+            return Ok(true);
+        }
+        let theirs = self.there.receipt_of(unit).await?;
+        match theirs.is_some_and(|theirs| theirs.incarnation != ours) {
+            // One that is past its time would not have kept a strict push away.
+            true => self.there.is_remembered(&self.there.keys().receipt(unit)?).await,
+            false => Ok(false),
+        }
     }
 
     async fn tell_dead(
@@ -361,6 +392,16 @@ impl Pair<'_> {
             self.local.delete_work(&self.local.keys().part(unit, Part::Work)?, version).await?;
             view.local.work = None;
         }
+        // One that lost its claim and finished all the same: what stood for the other's lease would keep
+        // everybody here from the next push of this name.
+        if view.local.work.is_none()
+            && view.local.lease == LocalLease::Foreign
+            && let Some(seen) = &view.lease
+        {
+            let key = self.local.keys().part(unit, Part::Lease)?;
+            let token = super::hold::token(seen).unwrap_or(0);
+            let _ = self.local_store().retire(&key, &seen.version, token).await?;
+        }
         Ok(())
     }
 
@@ -385,6 +426,17 @@ impl Pair<'_> {
         view: &mut View,
         up: &mut Up,
     ) -> Result<bool> {
+        self.checked.get_or_try_init(|| self.check_queue()).await?;
+        // The last sync up was cut off: this may have been there, and be over (FIELD.md row 15).
+        if self.careful
+            && let Some(ours) = view.local.work.clone()
+        {
+            let what = decide::missing(&ours, &self.ask(unit, &ours).await?);
+            if matches!(what, Missing::Done | Missing::Dead) {
+                self.end_here(unit, what, view).await?;
+                return Ok(false);
+            }
+        }
         let keys = self.there.keys();
         let receipt = keys.receipt(unit)?;
         let stored = match unit {
@@ -442,8 +494,10 @@ impl Pair<'_> {
             Some(Stored::New(version)) => {
                 up.pushed += 1;
                 let work = keys.part(unit, Part::Work)?;
-                if view.work.is_some() {
+                if view.work.is_some() && view.local.lease != LocalLease::Foreign {
                     up.seen.push((unit_hash(work.as_str()), state_hash(version.as_str(), "free")));
+                }
+                if view.work.is_some() {
                     entry.origin = Some(version.as_str().to_owned());
                     entry.incarnation = view.local.work.clone().unwrap_or_default();
                 }

@@ -211,8 +211,8 @@ async fn delayed_tasks_are_told_and_done_once() {
         assert_eq!((up.pushed, up.left), (1, 0), "{}: {up:?}", bucket.name());
         assert!(keys(queue.store()).await[0].contains("/scheduled/"));
         let task = next(&node.queue).await;
-        // Here it is being done, and there it waits for its time.
-        assert_eq!(node.up().await.held, 0);
+        // Here it is being done, and there it waits for its time, which nobody has looked for.
+        assert_eq!(node.up().await.held, 1);
         let down = node.down().await;
         assert_eq!(down.set_aside, 0, "{down:?}");
         task.ack().await.unwrap();

@@ -115,6 +115,39 @@ async fn a_sync_up_that_dies_anywhere_is_finished_by_the_next() {
     .await;
 }
 
+/// A sync that died after its PUT does not know of it. What others have done since must not be pushed
+/// again, whoever chose its name.
+#[tokio::test]
+async fn what_was_done_after_a_sync_up_died_does_not_come_back() {
+    with_every_death(|death, case| async move {
+        let world = World::new().await;
+        let here = world.here().await;
+        here.push(NewTask::text("x")).await.unwrap();
+        here.push(NewTask::text("y")).await.unwrap();
+        here.push_bundle(vec![NewTask::text("1"), NewTask::text("2")]).await.unwrap();
+        let _ = world.replica(Some(&death)).await.up("q").await;
+        let mut done = Vec::new();
+        let others = until_empty(&world.there().await, "other");
+        while let Some(task) = others.next().await.unwrap() {
+            done.push(task.id().to_owned());
+            match task.text().as_str() {
+                "y" => task.fail("never").await.unwrap(),
+                _ => drop(task.ack().await.unwrap()),
+            }
+        }
+        let replica = world.recover().await;
+        replica.up("q").await.unwrap();
+        done.extend(drain(&world.there().await).await);
+        replica.down("q").await.unwrap();
+        done.extend(drain(&world.here().await).await);
+        done.sort();
+        let all = done.len();
+        done.dedup();
+        assert_eq!((all, done.len()), (4, 4), "{case}: {done:?}");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_first_telling_of_a_claim_that_dies_anywhere_keeps_it() {
     keeps_a_claim(false).await;

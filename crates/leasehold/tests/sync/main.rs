@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, missing_docs)] // in a test, a failure is a panic
 
 mod basics;
+mod chance;
+mod convergence;
 mod counted;
 mod crashes;
 mod faults;
