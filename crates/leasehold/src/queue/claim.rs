@@ -203,6 +203,10 @@ impl Queue {
         match decide::met(&incarnation, receipt.as_deref(), letter.as_deref()) {
             Met::Open => Ok(false),
             Met::Over => {
+                // Another of our jobs may have asked before it was written, and still be waiting.
+                if receipt.as_deref() == Some(&*incarnation) {
+                    self.0.lately.completed(&incarnation);
+                }
                 // What others wrote must be on disk before we delete on the strength of it.
                 let records = [self.keys().receipt(unit)?, self.keys().dead_letter(&unit.name())?];
                 self.store().persist(&records).await?;
