@@ -120,7 +120,8 @@ pub(super) fn remove_after(
 }
 
 /// Removes two objects of one folder, each if it is its version: the second also if the first was
-/// not there. `between` is done before the second goes.
+/// not there. `between` is done before the second goes. The first is what counts: if the second
+/// cannot be removed, it is reported as one that has changed.
 pub(super) fn remove_both(
     work: &Work,
     one: (&Key, &Version),
@@ -135,7 +136,12 @@ pub(super) fn remove_both(
     };
     let first = remove_from(&folder, name, one.0, Some(one.1), || Ok(()))?;
     let name = second.rsplit_once('/').map_or(&*second, |(_, name)| name);
-    Ok((first, remove_from(&folder, name, other.0, Some(other.1), between)?))
+    let second = remove_from(&folder, name, other.0, Some(other.1), between);
+    let second = second.unwrap_or_else(|error| {
+        tracing::debug!(%error, "one of two stays");
+        Delete::Refused
+    });
+    Ok((first, second))
 }
 
 fn remove_from(
