@@ -23,6 +23,8 @@
 // A benchmark measures real time; nothing here runs in the simulator.
 #![allow(clippy::disallowed_methods)]
 
+mod chart;
+mod growth;
 mod host;
 mod index;
 mod locks;
@@ -35,6 +37,7 @@ mod store;
 mod suite;
 
 use clap::{Parser, Subcommand};
+use suite::Suite;
 
 /// Benchmarks of Leasehold, each next to the bare loop that is its floor.
 #[derive(Parser)]
@@ -46,19 +49,26 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Every suite, after the machine's own limits: one table.
+    All(suite::Options),
     /// Objects in a directory and on S3 servers.
     Store(suite::Options),
-    /// Locks in a directory.
+    /// Locks, in a directory and on an S3 server.
     Locks(suite::Options),
     /// The queue, in a directory and on an S3 server.
     Queue(suite::Options),
-    /// The index in a directory.
+    /// The index, in a directory and on an S3 server.
     Index(suite::Options),
+    /// How costs grow with size.
+    Growth(suite::Options),
     /// Makes the index and an inbox of the index benchmarks, for peers to work on.
     IndexData(index::data::Options),
     /// Compacts, and tells how much memory that took.
     #[command(hide = true)]
     CompileChild(index::memory::Options),
+    /// One kind of work on an index.
+    #[command(hide = true)]
+    IndexChild(growth::ChildOptions),
     /// One of the processes of a benchmark of locks.
     #[command(hide = true)]
     LockPlayer(locks::player::Options),
@@ -71,14 +81,23 @@ enum Command {
     ListingChild(store::listing::child::Options),
 }
 
+const STORE: Suite = Suite { name: "store", benches: store::BENCHES };
+const LOCKS: Suite = Suite { name: "locks", benches: locks::BENCHES };
+const QUEUE: Suite = Suite { name: "queue", benches: queue::BENCHES };
+const INDEX: Suite = Suite { name: "index", benches: index::BENCHES };
+const GROWTH: Suite = Suite { name: "growth", benches: growth::BENCHES };
+
 fn main() -> anyhow::Result<()> {
     match Args::parse().command {
-        Command::Store(options) => suite::run("store", store::BENCHES, &options),
-        Command::Locks(options) => suite::run("locks", locks::BENCHES, &options),
-        Command::Queue(options) => suite::run("queue", queue::BENCHES, &options),
-        Command::Index(options) => suite::run("index", index::BENCHES, &options),
+        Command::All(options) => suite::run(&[STORE, LOCKS, QUEUE, INDEX, GROWTH], &options),
+        Command::Store(options) => suite::run(&[STORE], &options),
+        Command::Locks(options) => suite::run(&[LOCKS], &options),
+        Command::Queue(options) => suite::run(&[QUEUE], &options),
+        Command::Index(options) => suite::run(&[INDEX], &options),
+        Command::Growth(options) => suite::run(&[GROWTH], &options),
         Command::IndexData(options) => index::data::make(&options),
         Command::CompileChild(options) => index::memory::child(&options),
+        Command::IndexChild(options) => growth::child(&options),
         Command::QueuePlayer(options) => queue::player::run(&options),
         Command::LockPlayer(options) => locks::player::run(&options),
         Command::ListingChild(options) => store::listing::child::run(&options),

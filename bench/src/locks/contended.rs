@@ -17,7 +17,7 @@ const FLOOR: &str =
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let arena = rig.arena("contended")?;
-    let all = contestants(rig, arena.path(), &["ours", "bare"])?;
+    let all = contestants(rig, report, arena.path(), &["ours", "bare"])?;
     let mut shares = vec![Vec::new(); all.len()];
     let runs = rounds(rig.pairs(), all.len(), |at| {
         arena.settle()?;

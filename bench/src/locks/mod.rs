@@ -11,7 +11,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::peers::{Peer, Peers, Player, services};
+use crate::peers::{Contender, Peer, Player, Server};
+use crate::report::Report;
 use crate::rig::Rig;
 use crate::suite::Bench;
 
@@ -23,13 +24,33 @@ pub const BENCHES: &[Bench] = &[
 ];
 
 /// What users would pick instead.
-const PEERS: &[Peer] = &[
-    Peer { name: "npm proper-lockfile 4.1.2", runner: "locks.js", role: "proper-lockfile" },
-    Peer { name: "Python SoftFileLock 4.2.10", runner: "locks.py", role: "soft-filelock" },
-    Peer { name: "Python FileLock 4.2.10", runner: "locks.py", role: "filelock" },
-    Peer { name: "Python fcntl.flock", runner: "locks.py", role: "flock" },
-    Peer { name: "Redis SET NX (redis-py)", runner: "locks.py", role: "redis" },
-    Peer { name: "PostgreSQL advisory (psycopg)", runner: "locks.py", role: "postgres" },
+static PEERS: [Peer; 6] = [
+    Peer {
+        name: "npm proper-lockfile 4.1.2",
+        runner: "locks.js",
+        role: "proper-lockfile",
+        server: None,
+    },
+    Peer {
+        name: "Python SoftFileLock 4.2.10",
+        runner: "locks.py",
+        role: "soft-filelock",
+        server: None,
+    },
+    Peer { name: "Python FileLock 4.2.10", runner: "locks.py", role: "filelock", server: None },
+    Peer { name: "Python fcntl.flock", runner: "locks.py", role: "flock", server: None },
+    Peer {
+        name: "Redis SET NX (redis-py)",
+        runner: "locks.py",
+        role: "redis",
+        server: Some(Server::Redis),
+    },
+    Peer {
+        name: "PostgreSQL advisory (psycopg)",
+        runner: "locks.py",
+        role: "postgres",
+        server: Some(Server::Postgres),
+    },
 ];
 
 /// Someone who takes part, in a folder of its own.
@@ -42,19 +63,19 @@ struct Contestant<'a> {
 enum Kind<'a> {
     /// This program, in this role.
     Ourselves(&'static str),
-    Peer(&'a Peers, &'static Peer),
+    Peer(Contender<'a>),
 }
 
 impl Contestant<'_> {
     /// A process that plays it.
     fn player(&self) -> Result<Player> {
-        match self.kind {
+        match &self.kind {
             Kind::Ourselves(role) => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.arg("lock-player").arg(role).arg(&self.folder);
                 Player::start(command)
             }
-            Kind::Peer(peers, peer) => peers.player(peer, &self.folder),
+            Kind::Peer(peer) => peer.player(&self.folder),
         }
     }
 }
@@ -62,6 +83,7 @@ impl Contestant<'_> {
 /// Those of this program in these roles, then all peers if they were asked for.
 fn contestants<'a>(
     rig: &'a Rig,
+    report: &mut Report,
     arena: &std::path::Path,
     ours: &[&'static str],
 ) -> Result<Vec<Contestant<'a>>> {
@@ -74,11 +96,10 @@ fn contestants<'a>(
     for role in ours {
         all.push(Contestant { name: role, folder: folder(role)?, kind: Kind::Ourselves(role) });
     }
-    if let Some(peers) = rig.peers(&[services::redis, services::postgres])? {
-        for peer in PEERS {
-            let kind = Kind::Peer(peers, peer);
-            all.push(Contestant { name: peer.name, folder: folder(peer.role)?, kind });
-        }
+    for contender in rig.peers(report, &PEERS.each_ref())? {
+        let peer = contender.peer;
+        let kind = Kind::Peer(contender);
+        all.push(Contestant { name: peer.name, folder: folder(peer.role)?, kind });
     }
     Ok(all)
 }

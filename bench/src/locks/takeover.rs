@@ -11,7 +11,7 @@ use crate::stats::{Pairs, percentile, rounds};
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let arena = rig.arena("takeover")?;
-    let all = contestants(rig, arena.path(), &["ours"])?;
+    let all = contestants(rig, report, arena.path(), &["ours"])?;
     let mut gaps = Vec::new();
     for _ in 0..rig.pick(40, 15) {
         gaps.push(take_over(&all[0])?);

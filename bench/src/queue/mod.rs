@@ -8,12 +8,14 @@ mod directory;
 mod discovery;
 mod durable;
 mod floor;
-mod ours;
+pub mod ours;
 pub mod player;
+
+use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::peers::Player;
+use crate::peers::{Contender, Player};
 use crate::rig::Rig;
 use crate::stats::Pairs;
 use crate::suite::Bench;
@@ -40,9 +42,9 @@ fn payload() -> String {
 
 /// Tasks per second.
 #[derive(Debug, Clone, Copy)]
-struct Speed {
-    push: f64,
-    drain: f64,
+pub struct Speed {
+    pub push: f64,
+    pub drain: f64,
 }
 
 /// What one contestant gave, round by round.
@@ -88,7 +90,7 @@ fn contest(
 
 /// Pushes by the first of these processes and drains by all. Pushing ends with its answer, draining
 /// with the last ack of anybody, not with finding out that there is nothing left.
-fn race(players: &mut [Player], push: &str, tasks: usize) -> Result<Speed> {
+pub fn race(players: &mut [Player], push: &str, tasks: usize) -> Result<Speed> {
     let [first, ..] = players else { bail!("nobody to push") };
     let start = monotonic();
     ensure!(first.ask(push)? == tasks as f64, "not all tasks were pushed");
@@ -108,12 +110,22 @@ fn race(players: &mut [Player], push: &str, tasks: usize) -> Result<Speed> {
     Ok(Speed { push, drain: per_second(tasks, start, end) })
 }
 
-fn per_second(tasks: usize, start: u64, end: u64) -> f64 {
+/// What a peer does, all of it durable or none, with this many worker processes.
+fn theirs(peer: &Contender<'_>, folder: &Path, tasks: usize, workers: usize) -> Result<Speed> {
+    let mut players = Vec::new();
+    for _ in 0..workers {
+        players.push(peer.player(folder)?);
+    }
+    players[0].ask("reset")?;
+    race(&mut players, &format!("push {tasks}"), tasks)
+}
+
+pub fn per_second(tasks: usize, start: u64, end: u64) -> f64 {
     tasks as f64 * 1e9 / end.saturating_sub(start).max(1) as f64
 }
 
 /// Nanoseconds of a clock that all processes of this machine share.
-fn monotonic() -> u64 {
+pub fn monotonic() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
