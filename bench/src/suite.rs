@@ -66,6 +66,10 @@ pub fn run(suites: &[Suite], options: &Options) -> Result<()> {
     ensure!(any, "no benchmark has such a name");
     let rig = Rig::new(options)?;
     let mut report = Report::new(&rig);
+    if suites.len() > 1 && !rig.with_peers() {
+        report.begin("all");
+        report.not_run("peers", "not asked for: --full, or --peers, fetches and runs them");
+    }
     for suite in suites {
         report.begin(suite.name);
         for bench in suite.benches.iter().filter(wanted) {

@@ -91,7 +91,8 @@ fn panel(out: &mut String, left: f64, size: &str, cost: Cost, curves: &[&Curve])
             line.join(" ")
         );
         for (x, y) in shown {
-            let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{colour}\"/>");
+            let _ =
+                writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{colour}\"/>");
         }
         let at = TOP + PLOT.1 + 56.0 + LEGEND_LINE * n as f64;
         let _ = writeln!(

@@ -27,7 +27,14 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
         std::thread::sleep(std::time::Duration::from_secs(3));
         let keys = (0..50).map(|n| data::domain(n * 7919 % size as u64)).collect();
         let row = |n: u64| data::update(n * (size as u64 / UPDATES)).trim_end().to_owned();
-        measure(&mut chart, &store, data::NAME, size as f64, keys, (0..UPDATES).map(row).collect())?;
+        measure(
+            &mut chart,
+            &store,
+            data::NAME,
+            size as f64,
+            keys,
+            (0..UPDATES).map(row).collect(),
+        )?;
         std::fs::remove_dir_all(&store)?;
     }
     chart.note(format!(

@@ -32,7 +32,13 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
         let runs: Vec<Run> = (0..rig.pick(3, 1))
             .map(|run| {
                 arena.settle()?;
-                Run::new(&runtime, &arena.store_path(), &format!("q{workers}-{run}"), tasks, workers)
+                Run::new(
+                    &runtime,
+                    &arena.store_path(),
+                    &format!("q{workers}-{run}"),
+                    tasks,
+                    workers,
+                )
             })
             .collect::<Result<_>>()?;
         let middle = |of: fn(&Run) -> f64| median(&runs.iter().map(of).collect::<Vec<_>>());

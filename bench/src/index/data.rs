@@ -127,7 +127,7 @@ pub async fn import(index: &Index, records: u64) -> Result<()> {
 const BATCH: usize = 32 << 20;
 
 /// The n-th record.
-fn base_row(n: u64) -> String {
+pub fn base_row(n: u64) -> String {
     row(n, base_time(n), 1 + mix(n ^ 5) % 9)
 }
 
@@ -227,29 +227,4 @@ pub fn fill_batches(store: &Path, size: Size) -> Result<()> {
         fs::write(inbox.join(format!("-{count}-{:032x}.usv", 7)), rows)?;
     }
     Ok(())
-}
-
-/// What to make, and where.
-#[derive(clap::Args)]
-pub struct Options {
-    /// A folder that is not there yet.
-    folder: PathBuf,
-    /// One object per shard instead of one per record.
-    #[arg(long)]
-    batches: bool,
-}
-
-/// Makes it: the index in `base`, with its inbox in `filled`.
-pub fn make(options: &Options) -> Result<()> {
-    fs::create_dir_all(&options.folder)?;
-    let dir = Some(options.folder.clone());
-    let rig = Rig::new(&crate::suite::Options { dir, ..Default::default() })?;
-    let runtime = rig.runtime()?;
-    let base = base(&rig, &runtime)?;
-    let work = options.folder.join("filled");
-    linked(&base, &work)?;
-    match options.batches {
-        true => fill_batches(&work, size(&rig)),
-        false => fill_files(&work, size(&rig)),
-    }
 }

@@ -1,6 +1,7 @@
-//! Locks in a directory: alone, in a crowd, and after a kill -9; beside the bare loop and, with
+//! Locks in a directory and on a bucket: alone, in a crowd, and after a kill -9; beside the bare loop and, with
 //! `--peers`, beside what users would pick instead.
 
+mod bucket;
 mod contended;
 pub mod player;
 mod takeover;
@@ -9,8 +10,9 @@ mod uncontended;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
+use crate::bucket::Place;
 use crate::peers::{Contender, Peer, Player, Server};
 use crate::report::Report;
 use crate::rig::Rig;
@@ -21,6 +23,7 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "uncontended", run: uncontended::run },
     Bench { name: "contended", run: contended::run },
     Bench { name: "takeover", run: takeover::run },
+    Bench { name: "bucket", run: bucket::run },
 ];
 
 /// What users would pick instead.
@@ -53,10 +56,10 @@ static PEERS: [Peer; 6] = [
     },
 ];
 
-/// Someone who takes part, in a folder of its own.
+/// Someone who takes part, in a place of its own.
 struct Contestant<'a> {
     name: &'static str,
-    folder: PathBuf,
+    place: Place,
     kind: Kind<'a>,
 }
 
@@ -69,13 +72,14 @@ enum Kind<'a> {
 impl Contestant<'_> {
     /// A process that plays it.
     fn player(&self) -> Result<Player> {
-        match &self.kind {
-            Kind::Ourselves(role) => {
+        match (&self.kind, &self.place) {
+            (Kind::Ourselves(role), place) => {
                 let mut command = Command::new(std::env::current_exe()?);
-                command.arg("lock-player").arg(role).arg(&self.folder);
+                command.arg("lock-player").arg(role).arg(place.word());
                 Player::start(command)
             }
-            Kind::Peer(peer) => peer.player(&self.folder),
+            (Kind::Peer(peer), Place::Directory(folder)) => peer.player(folder),
+            (Kind::Peer(peer), Place::Bucket { .. }) => bail!("{} needs a folder", peer.peer.name),
         }
     }
 }
@@ -94,12 +98,14 @@ fn contestants<'a>(
     };
     let mut all = Vec::new();
     for role in ours {
-        all.push(Contestant { name: role, folder: folder(role)?, kind: Kind::Ourselves(role) });
+        let place = Place::Directory(folder(role)?);
+        all.push(Contestant { name: role, place, kind: Kind::Ourselves(role) });
     }
     for contender in rig.peers(report, &PEERS.each_ref())? {
         let peer = contender.peer;
         let kind = Kind::Peer(contender);
-        all.push(Contestant { name: peer.name, folder: folder(peer.role)?, kind });
+        let place = Place::Directory(folder(peer.role)?);
+        all.push(Contestant { name: peer.name, place, kind });
     }
     Ok(all)
 }

@@ -34,7 +34,7 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
 }
 
 /// From the kill to the successor's word that it has the lock, in milliseconds.
-fn take_over(contestant: &Contestant<'_>) -> Result<f64> {
+pub fn take_over(contestant: &Contestant<'_>) -> Result<f64> {
     let mut holder = contestant.player()?;
     holder.tell("take")?;
     holder.hear()?;

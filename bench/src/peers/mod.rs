@@ -27,8 +27,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::report::Report;
-use services::Service;
 pub use services::Server;
+use services::Service;
 
 /// Who plays, and with what.
 #[derive(Debug, Clone)]

@@ -4,10 +4,12 @@
 
 mod bucket;
 mod bundles;
+mod cost;
 mod directory;
 mod discovery;
 mod durable;
-mod floor;
+pub mod floor;
+mod latency;
 pub mod ours;
 pub mod player;
 
@@ -30,6 +32,8 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "bundles", run: bundles::run },
     Bench { name: "bucket", run: bucket::run },
     Bench { name: "discovery", run: discovery::run },
+    Bench { name: "latency", run: latency::run },
+    Bench { name: "cost", run: cost::run },
 ];
 
 /// How many worker processes.
@@ -88,13 +92,23 @@ fn contest(
     Ok(runs)
 }
 
-/// Pushes by the first of these processes and drains by all. Pushing ends with its answer, draining
-/// with the last ack of anybody, not with finding out that there is nothing left.
-pub fn race(players: &mut [Player], push: &str, tasks: usize) -> Result<Speed> {
+/// Pushes by the first of these processes and drains by all.
+pub fn race(players: &mut [Player], command: &str, tasks: usize) -> Result<Speed> {
+    let push = push(players, command, tasks)?;
+    Ok(Speed { push, drain: drain(players, tasks)? })
+}
+
+/// Tasks per second, pushed by the first of these processes. Ends with its answer.
+fn push(players: &mut [Player], command: &str, tasks: usize) -> Result<f64> {
     let [first, ..] = players else { bail!("nobody to push") };
     let start = monotonic();
-    ensure!(first.ask(push)? == tasks as f64, "not all tasks were pushed");
-    let push = per_second(tasks, start, monotonic());
+    ensure!(first.ask(command)? == tasks as f64, "not all tasks were pushed");
+    Ok(per_second(tasks, start, monotonic()))
+}
+
+/// Tasks per second, drained by all of them. Ends with the last ack of anybody, not with finding
+/// out that there is nothing left.
+fn drain(players: &mut [Player], tasks: usize) -> Result<f64> {
     let start = monotonic();
     for player in &mut *players {
         player.tell("drain")?;
@@ -107,7 +121,7 @@ pub fn race(players: &mut [Player], push: &str, tasks: usize) -> Result<Speed> {
         end = end.max(last.parse()?);
     }
     ensure!(done == tasks, "{done} tasks were done instead of {tasks}");
-    Ok(Speed { push, drain: per_second(tasks, start, end) })
+    Ok(per_second(tasks, start, end))
 }
 
 /// What a peer does, all of it durable or none, with this many worker processes.

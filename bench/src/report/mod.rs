@@ -19,6 +19,8 @@ pub enum Target {
     Ratio(f64),
     /// At least this many per second, whatever the floor.
     Rate(f64),
+    /// At most this much, whatever the floor.
+    AtMost(f64),
 }
 
 /// What is counted.
@@ -81,6 +83,7 @@ impl Row {
         self.met = Some(match target {
             Target::Ratio(least) => self.ratio >= least,
             Target::Rate(least) => self.ours >= least,
+            Target::AtMost(most) => self.ours <= most,
         });
         self.target = Some(target);
         self
@@ -225,6 +228,7 @@ impl Row {
             match self.target {
                 Some(Target::Ratio(least)) => format!("≥ {least} ×"),
                 Some(Target::Rate(least)) => format!("≥ {}", self.unit.show(least)),
+                Some(Target::AtMost(most)) => format!("≤ {}", self.unit.show(most)),
                 None => String::new(),
             },
             match self.met {

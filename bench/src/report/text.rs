@@ -50,11 +50,8 @@ impl Report {
             return Ok(());
         };
         let line = |name: &str, cells: [&str; 6]| {
-            let cells: String = cells
-                .iter()
-                .zip(WIDTHS)
-                .map(|(cell, width)| format!("  {cell:>width$}"))
-                .collect();
+            let cells: String =
+                cells.iter().zip(WIDTHS).map(|(cell, width)| format!("  {cell:>width$}")).collect();
             format!("{name:width$}{cells}").trim_end().to_owned()
         };
         writeln!(f, "\n{}", line("median of the runs", HEAD))?;
