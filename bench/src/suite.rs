@@ -1,8 +1,10 @@
 //! Runs the benchmarks of suites one after the other, into one report.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Error, Result, anyhow, ensure};
 
 use crate::report::Report;
 use crate::rig::Rig;
@@ -74,7 +76,10 @@ pub fn run(suites: &[Suite], options: &Options) -> Result<()> {
         report.begin(suite.name);
         for bench in suite.benches.iter().filter(wanted) {
             eprintln!("{}: {} …", suite.name, bench.name);
-            if let Err(error) = (bench.run)(&rig, &mut report) {
+            // Servers for tests panic where they do not start.
+            let run = AssertUnwindSafe(|| (bench.run)(&rig, &mut report));
+            let done = catch_unwind(run).unwrap_or_else(|panic| Err(said(panic)));
+            if let Err(error) = done {
                 eprintln!("{}: {} FAILED: {error:#}", suite.name, bench.name);
                 report.failed(bench.name, &error);
             }
@@ -96,4 +101,15 @@ pub fn run(suites: &[Suite], options: &Options) -> Result<()> {
     }
     ensure!(report.is_whole(), "some benchmarks went wrong");
     Ok(())
+}
+
+/// What a panic said.
+fn said(panic: Box<dyn Any + Send>) -> Error {
+    let text = match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => {
+            panic.downcast::<&str>().map_or_else(|_| "a panic".to_owned(), |text| text.to_string())
+        }
+    };
+    anyhow!("{}", text.lines().next().unwrap_or_default().to_owned())
 }

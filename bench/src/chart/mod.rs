@@ -40,6 +40,24 @@ impl Cost {
     }
 }
 
+/// How much a cost may grow.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// At most as this power of the size.
+    Power(f64),
+    /// Never above this, whatever the size.
+    Value(f64),
+}
+
+/// The same at any size.
+pub const FLAT: Bound = Bound::Power(0.0);
+/// A search: as the logarithm of the size, and as the processor's caches are too small for it. As a
+/// power over the sizes measured here, that is about this.
+pub const LOGARITHMIC: Bound = Bound::Power(0.15);
+/// What touches everything.
+pub const LINEAR: Bound = Bound::Power(1.0);
+
 /// The cost of one operation at several sizes.
 #[derive(Debug, Serialize)]
 pub struct Curve {
@@ -47,8 +65,7 @@ pub struct Curve {
     cost: Cost,
     /// Size and cost, sizes rising.
     points: Vec<(f64, f64)>,
-    /// What the exponent may be.
-    at_most: Option<f64>,
+    at_most: Option<Bound>,
     exponent: Option<f64>,
     last_step: Option<f64>,
 }
@@ -73,23 +90,22 @@ impl Chart {
         Self { name, title, size, curves: Vec::new(), notes: Vec::new() }
     }
 
-    /// A curve without points yet, of which the exponent may be at most this.
-    pub fn curve(&mut self, name: &str, cost: Cost, at_most: f64) {
-        self.curves.push(Curve {
-            name: name.to_owned(),
-            cost,
-            points: Vec::new(),
-            at_most: Some(at_most),
-            exponent: None,
-            last_step: None,
-        });
+    /// A curve without points yet, which may grow this much.
+    pub fn curve(&mut self, name: &str, cost: Cost, at_most: Bound) {
+        self.push(name, cost, Some(at_most));
+    }
+
+    fn push(&mut self, name: &str, cost: Cost, at_most: Option<Bound>) {
+        let (name, points) = (name.to_owned(), Vec::new());
+        let curve = Curve { name, cost, points, at_most, exponent: None, last_step: None };
+        self.curves.push(curve);
     }
 
     /// Adds a point to the curve of this name and cost, which is made if it is not there yet.
     pub fn point(&mut self, name: &str, cost: Cost, size: f64, value: f64) {
         let is = |curve: &&mut Curve| curve.name == name && curve.cost == cost;
         if !self.curves.iter_mut().any(|curve| is(&curve)) {
-            self.curve(name, cost, f64::INFINITY);
+            self.push(name, cost, None);
         }
         if let Some(curve) = self.curves.iter_mut().find(is) {
             curve.points.push((size, value));
@@ -163,13 +179,18 @@ impl Curve {
             Some(exponent) => format!("n^{exponent:.2}"),
             None => "–".to_owned(),
         };
-        let bound = self.at_most.filter(|bound| bound.is_finite());
-        let met = match (self.exponent, bound) {
-            (Some(exponent), Some(bound)) if exponent > bound + SLACK => "MISSED",
-            (Some(_), Some(_)) => "met",
-            _ => "",
+        let most = self.points.iter().map(|(_, cost)| *cost).fold(0.0, f64::max);
+        let missed = match (self.at_most, self.exponent) {
+            (Some(Bound::Power(bound)), Some(exponent)) => Some(exponent > bound + SLACK),
+            (Some(Bound::Value(bound)), _) => Some(most > bound),
+            _ => None,
         };
-        let bound = bound.map_or_else(String::new, |bound| format!("n^{bound}"));
+        let met = missed.map_or("", |missed| if missed { "MISSED" } else { "met" });
+        let bound = match self.at_most {
+            Some(Bound::Power(bound)) => format!("n^{bound}"),
+            Some(Bound::Value(bound)) => short(bound),
+            None => String::new(),
+        };
         [power(self.exponent), power(self.last_step), bound, met.to_owned()]
     }
 }
@@ -235,6 +256,7 @@ mod tests {
     use super::*;
 
     fn chart(power: f64, at_most: f64) -> Chart {
+        let at_most = Bound::Power(at_most);
         let mut chart = Chart::new("test", "A test", "things");
         chart.curve("work", Cost::Time, at_most);
         for size in [1e3, 1e4, 1e5] {
@@ -258,6 +280,17 @@ mod tests {
         assert!(chart(1.0, 1.0).to_string().contains("met"));
         assert!(chart(1.3, 1.0).to_string().contains("MISSED"));
         assert!(chart(1.3, 1.0).to_markdown().contains("| n^1.30 | n^1.30 | n^1 | MISSED |"));
+    }
+
+    #[test]
+    fn a_cost_may_have_a_limit_instead() {
+        for (limit, verdict) in [(10.0, "met"), (9.0, "MISSED")] {
+            let mut chart = Chart::new("test", "A test", "things");
+            chart.curve("memory", Cost::Memory, Bound::Value(limit));
+            chart.point("memory", Cost::Memory, 1.0, 1.0);
+            chart.point("memory", Cost::Memory, 10.0, 10.0);
+            assert!(chart.to_string().contains(verdict));
+        }
     }
 
     #[test]

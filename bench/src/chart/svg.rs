@@ -82,12 +82,14 @@ fn panel(out: &mut String, left: f64, size: &str, cost: Cost, curves: &[&Curve])
     text(out, (left + PLOT.0 / 2.0, TOP + PLOT.1 + 34.0), "middle", size);
     for (n, curve) in curves.iter().enumerate() {
         let colour = COLOURS[n % COLOURS.len()];
+        // Where two lie on top of each other, both can be seen.
+        let dash = if n % 2 == 1 { " stroke-dasharray=\"7 5\"" } else { "" };
         let shown = curve.points.iter().filter(|(_, cost)| *cost > 0.0);
         let shown: Vec<(f64, f64)> = shown.map(|(size, cost)| (x(*size), y(*cost))).collect();
         let line: Vec<String> = shown.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let _ = writeln!(
             out,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>",
             line.join(" ")
         );
         for (x, y) in shown {
@@ -98,7 +100,7 @@ fn panel(out: &mut String, left: f64, size: &str, cost: Cost, curves: &[&Curve])
         let _ = writeln!(
             out,
             "<line x1=\"{left}\" y1=\"{0}\" x2=\"{1}\" y2=\"{0}\" stroke=\"{colour}\" \
-             stroke-width=\"3\"/>",
+             stroke-width=\"3\"{dash}/>",
             at - 4.0,
             left + 20.0
         );

@@ -10,7 +10,7 @@ use leasehold::store::Kind;
 use tokio::runtime::Runtime;
 
 use super::{left_out, sizes};
-use crate::chart::{Chart, Cost};
+use crate::chart::{Chart, Cost, FLAT, LINEAR};
 use crate::queue::{monotonic, ours, player};
 use crate::report::Report;
 use crate::rig::Rig;
@@ -22,13 +22,13 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let runtime = rig.runtime()?;
     let mut chart =
         Chart::new("growth-pending", "A queue with many tasks pending", "pending tasks");
-    for cost in [Cost::Time, Cost::Requests, Cost::Memory] {
-        for name in ["push", "first claim", "task drained"] {
-            chart.curve(name, cost, 0.0);
-        }
+    for (cost, first) in [(Cost::Time, LINEAR), (Cost::Requests, FLAT), (Cost::Memory, FLAT)] {
+        chart.curve("push", cost, FLAT);
+        chart.curve("first claim", cost, first);
+        chart.curve("task drained", cost, FLAT);
     }
     for name in ["push, bucket", "first claim, bucket", "task drained, bucket"] {
-        chart.curve(name, Cost::Requests, 0.0);
+        chart.curve(name, Cost::Requests, FLAT);
     }
     for size in sizes(rig, &SIZES) {
         eprintln!("  {size} pending");
@@ -40,7 +40,8 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     }
     chart.note(
         "One process each, receipts on, not durable. `bucket`: requests in memory with S3's rules, where \
-         pages have 1,000 keys.",
+         pages have 1,000 keys. The first claim in a directory reads the names of all tasks, in order; \
+         the claims after it come from the same names.",
     );
     chart.note(left_out(rig, &SIZES).unwrap_or_default());
     report.chart(chart);

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::index_child::Work;
 use super::{left_out, sizes};
-use crate::chart::{Chart, Cost};
+use crate::chart::{Bound, Chart, Cost, FLAT, LINEAR, LOGARITHMIC};
 use crate::index::data;
 use crate::report::Report;
 use crate::rig::Rig;
@@ -39,22 +39,25 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     }
     chart.note(format!(
         "In a directory, flat inbox on. A compaction takes in {UPDATES} records of all shards, so it \
-         rewrites all of them: it is bound to be linear, and its memory is not."
+         rewrites all of them: its time is bound to be linear, its memory has a limit."
     ));
     chart.note(left_out(rig, &SIZES).unwrap_or_default());
     report.chart(chart);
     Ok(())
 }
 
-/// What may grow with the size of a shard, and what may not.
+/// What may grow with the number of records, and what may not.
 pub fn curves(chart: &mut Chart) {
-    for (cost, cold, compact) in
-        [(Cost::Time, 1.0, 1.0), (Cost::Requests, 0.0, 0.0), (Cost::Memory, 1.0, 0.0)]
-    {
-        // In memory is what is looked up: the shards of 50 keys, up to the cache's limit.
-        chart.curve("lookup, warm", cost, if cost == Cost::Memory { 1.0 } else { 0.0 });
+    for cost in [Cost::Time, Cost::Requests, Cost::Memory] {
+        let (warm, cold, compact) = match cost {
+            Cost::Time => (LOGARITHMIC, LINEAR, LINEAR),
+            // What is kept of shards, up to the cache's limit; the compilers' own limit.
+            Cost::Memory => (Bound::Value(300.0), Bound::Value(300.0), Bound::Value(64.0)),
+            _ => (FLAT, FLAT, FLAT),
+        };
+        chart.curve("lookup, warm", cost, warm);
         chart.curve("lookup, cold", cost, cold);
-        chart.curve("put", cost, 0.0);
+        chart.curve("put", cost, FLAT);
         chart.curve("compact", cost, compact);
     }
 }

@@ -35,8 +35,8 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
         std::fs::remove_dir_all(&path)?;
     }
     chart.note(
-        "In a directory; records of 900 bytes; a compaction takes in 1,000. Where a shard is larger \
-         than the cache (256 MiB), a warm lookup is a cold one.",
+        "In a directory; records of 900 bytes; a compaction takes in 1,000, put one by one. A shard that is too \
+         large for the cache is searched in its file, warm or cold.",
     );
     chart.note(left_out(rig, &SIZES).unwrap_or_default());
     report.chart(chart);

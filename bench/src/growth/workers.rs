@@ -9,7 +9,7 @@ use leasehold::store::Kind;
 use tokio::task::JoinSet;
 
 use super::{left_out, sizes};
-use crate::chart::{Chart, Cost};
+use crate::chart::{Chart, Cost, FLAT};
 use crate::queue::{ours, player, race};
 use crate::report::Report;
 use crate::rig::Rig;
@@ -22,9 +22,9 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let tasks = rig.pick(10_000, 2_000);
     let mut chart = Chart::new("growth-workers", "A queue drained by many workers", "workers");
     for cost in [Cost::Time, Cost::Cpu, Cost::Requests, Cost::Memory] {
-        chart.curve("task drained", cost, 0.0);
+        chart.curve("task drained", cost, FLAT);
     }
-    chart.curve("task drained, bucket", Cost::Requests, 0.0);
+    chart.curve("task drained, bucket", Cost::Requests, FLAT);
     let arena = rig.arena("growth-workers")?;
     for workers in sizes(rig, &SIZES) {
         eprintln!("  {workers} workers");

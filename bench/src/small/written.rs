@@ -38,7 +38,9 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     }
     for (name, flush) in [("nothing flushed", false), ("each flushed", true)] {
         let folder = arena.floor_path();
-        let written = device.during(arena.path(), || floor::run(&folder, tasks, 1, flush))?;
+        let settle = || arena.settle();
+        let bare = || floor::run_with(&folder, tasks, 1, flush, settle);
+        let written = device.during(arena.path(), bare)?;
         report.fact(format!("written per task, bare loop, {name}"), per_task(written, tasks));
     }
     arena.clear()
