@@ -21,8 +21,7 @@ static PEERS: [Peer; 4] = [
     Peer { name: "DuckDB 2.0.0", runner: "index.py", role: "duckdb", server: None },
 ];
 
-const MERGE: &str =
-    "the same by this peer: reads the inbox, merges, commits; it deletes nothing, ours does";
+const MERGE: &str = "the same by this peer: reads the inbox, merges, commits, deletes the inbox";
 const LOOKUP: &str = "the same by this peer, from Python, warm";
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
@@ -37,11 +36,13 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
         ("batches", data::fill_batches, (3.0, 6.0)),
     ] {
         let inbox = rig.path().join("peers-inbox");
-        data::linked(&base, &inbox)?;
-        fill(&inbox, data::size(rig))?;
-        let runs = rounds(rig.pick(2, 1), 1 + peers.len(), |at| match at {
-            0 => merge::ours(rig, &runtime, &base, fill),
-            _ => theirs(rig, &peers[at - 1], &inbox),
+        let runs = rounds(rig.pick(2, 1), 1 + peers.len(), |at| {
+            if at == 0 {
+                return merge::ours(rig, &runtime, &base, fill);
+            }
+            data::linked(&base, &inbox)?;
+            fill(&inbox, data::size(rig))?;
+            theirs(rig, &peers[at - 1], &inbox)
         })?;
         for (peer, theirs) in peers.iter().zip(&runs[1..]) {
             let pairs = Pairs { ours: runs[0].clone(), floor: theirs.clone() };
