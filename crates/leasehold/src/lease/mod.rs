@@ -57,7 +57,21 @@ impl Terms {
         }
         Ok(self)
     }
+
+    /// For how long a lease is young: most are released sooner, so until then nothing is started
+    /// for it alone, neither renewals nor, in a directory, a watch for what others write into it.
+    ///
+    /// Locks are asked for, and whoever asks waits. What comes to the holder of a task can wait.
+    fn young(&self) -> Duration {
+        match self.dialect {
+            Dialect::Lock => YOUNG,
+            Dialect::Task => (self.heartbeat / 10).clamp(YOUNG, Duration::from_secs(1)),
+        }
+    }
 }
+
+/// The least time that a lease is young.
+const YOUNG: Duration = Duration::from_millis(50);
 
 /// A lease as a person or a program may want to see it.
 #[derive(Debug, Clone)]
