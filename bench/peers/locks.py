@@ -43,7 +43,7 @@ def soft_file_lock(folder):
 def redis_set_nx(_):
     import redis
 
-    server = redis.Redis(host="127.0.0.1", port=int(os.environ["REDIS_PORT"]))
+    server = redis.Redis(host="127.0.0.1", port=int(os.environ["PORT"]))
     # Only what is ours: the usual way to release it.
     drop = server.register_script(
         "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end"
@@ -59,7 +59,7 @@ def redis_set_nx(_):
 def postgres_advisory(_):
     import psycopg
 
-    dsn = f"host=127.0.0.1 port={os.environ['POSTGRES_PORT']} user=postgres dbname=postgres"
+    dsn = f"host=127.0.0.1 port={os.environ['PORT']} user=postgres dbname=postgres"
     session = psycopg.connect(dsn, autocommit=True)
     session.prepare_threshold = 1
     return (

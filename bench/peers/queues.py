@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Queues that are used from Python, played for the benchmark: see bench/src/queue/player.rs for what is said
-on standard input and output. Everything is durable before it is answered.
+on standard input and output. What a server flushes is said to it where it is started.
 
     queues.py PEER DIR      PEER is a name in PEERS below
 """
@@ -18,7 +18,7 @@ class Postgres:
     def __init__(self):
         import psycopg
 
-        dsn = f"host=127.0.0.1 port={os.environ['POSTGRES_PORT']} user=postgres dbname=postgres"
+        dsn = f"host=127.0.0.1 port={os.environ['PORT']} user=postgres dbname=postgres"
         self.session = psycopg.connect(dsn, autocommit=True)
         self.session.prepare_threshold = 1
 
@@ -46,7 +46,7 @@ class Beanstalkd:
     def __init__(self):
         import greenstalk
 
-        self.client = greenstalk.Client(("127.0.0.1", int(os.environ["BEANSTALKD_PORT"])))
+        self.client = greenstalk.Client(("127.0.0.1", int(os.environ["PORT"])))
         self.nothing = greenstalk.TimedOutError
 
     def reset(self):
@@ -66,7 +66,57 @@ class Beanstalkd:
         self.client.delete(task)
 
 
-PEERS = {"postgres": Postgres, "beanstalkd": Beanstalkd}
+class Redis:
+    """A list, and a list per worker of what it holds: LMOVE to claim, LREM to ack."""
+
+    def __init__(self):
+        import redis
+
+        self.server = redis.Redis(host="127.0.0.1", port=int(os.environ["PORT"]))
+        self.mine = f"held-by-{os.getpid()}"
+
+    def reset(self):
+        self.server.flushall()
+
+    def push(self):
+        self.server.lpush("q", PAYLOAD)
+
+    def claim(self):
+        return self.server.lmove("q", self.mine, "RIGHT", "LEFT")
+
+    def ack(self, task):
+        self.server.lrem(self.mine, 1, task)
+
+
+class Huey:
+    """The storages of huey: to take a task is to remove it, so a worker that dies loses it."""
+
+    def __init__(self, storage, path, **options):
+        import huey.storage
+
+        self.path = path
+        self.storage = getattr(huey.storage, storage)("q", path, **options)
+
+    def reset(self):
+        self.storage.flush_queue()
+
+    def push(self):
+        self.storage.enqueue(PAYLOAD.encode())
+
+    def claim(self):
+        return self.storage.dequeue()
+
+    def ack(self, task):
+        pass
+
+
+PEERS = {
+    "postgres": lambda folder: Postgres(),
+    "beanstalkd": lambda folder: Beanstalkd(),
+    "redis": lambda folder: Redis(),
+    "huey-file": lambda folder: Huey("FileStorage", f"{folder}/huey"),
+    "huey-sqlite": lambda folder: Huey("SqliteStorage", f"{folder}/huey.db", timeout=60, fsync=True),
+}
 
 
 def drain(queue):
@@ -78,7 +128,7 @@ def drain(queue):
 
 
 def main():
-    queue = PEERS[sys.argv[1]]()
+    queue = PEERS[sys.argv[1]](sys.argv[2])
     print("ready", flush=True)
     for line in sys.stdin:
         match line.split():

@@ -14,7 +14,8 @@ use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::peers::{Peers, services};
+use crate::peers::{Contender, Peer, Peers};
+use crate::report::Report;
 use crate::suite::Options;
 
 /// An object as small as a lease: about 120 bytes.
@@ -44,19 +45,31 @@ impl Rig {
             .with_context(|| format!("cannot write to {}", above.display()))?;
         // Servers of peers that do not run as root have their data in it, too.
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
-        let Options { quick, large, peers: with_peers, .. } = *options;
+        let Options { quick, full, .. } = *options;
+        let (large, with_peers) = (options.large || full, options.peers || full);
         Ok(Self { folder, quick, large, with_peers, peers: OnceCell::new() })
     }
 
-    /// The peers with these servers, if they were asked for. Fetched and started the first time.
-    pub fn peers(&self, services: &[services::Start]) -> Result<Option<&Peers>> {
+    /// Those of these peers that can take part, if peers were asked for. The report says why the
+    /// others cannot.
+    pub fn peers<'a>(
+        &'a self,
+        report: &mut Report,
+        all: &[&'static Peer],
+    ) -> Result<Vec<Contender<'a>>> {
         if !self.with_peers {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         if self.peers.get().is_none() {
-            let _ = self.peers.set(Peers::prepare(services, self.path())?);
+            let _ = self.peers.set(Peers::prepare(self.path())?);
         }
-        Ok(self.peers.get())
+        let Some(peers) = self.peers.get() else { return Ok(Vec::new()) };
+        Ok(peers.able(report, all))
+    }
+
+    /// Whether what is missing may be fetched.
+    pub fn with_peers(&self) -> bool {
+        self.with_peers
     }
 
     /// A folder of the benchmarks' own.
@@ -91,6 +104,10 @@ impl Rig {
     /// A new, empty folder with this name, with a store and a place for the floor in it.
     pub fn arena(&self, name: &str) -> Result<Arena> {
         let path = self.path().join(name);
+        // Of a benchmark that went wrong.
+        if path.exists() {
+            std::fs::remove_dir_all(&path)?;
+        }
         std::fs::create_dir(&path)?;
         Arena::new(path)
     }

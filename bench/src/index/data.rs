@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use leasehold::Store;
 use leasehold::index::{Field, Index, IndexSettings, NewIndex, Shard, Width};
 use leasehold::protocol::shard::KeyHash;
@@ -83,28 +83,90 @@ pub fn updates(size: Size) -> impl Iterator<Item = (String, String)> {
 /// An index with all records, compacted.
 pub fn base(rig: &Rig, runtime: &Runtime) -> Result<PathBuf> {
     let path = rig.path().join("base");
-    if path.exists() {
-        return Ok(path);
+    if !path.exists() {
+        build(runtime, &path, size(rig).records)?;
     }
-    let store = open(&path)?;
+    Ok(path)
+}
+
+/// Makes an index of this many records in a new store at this path, compacted.
+pub fn build(runtime: &Runtime, path: &Path, records: u64) -> Result<()> {
+    let store = open(path)?;
     runtime.block_on(async {
-        let fields =
-            ["domain:domain", "company_name", "scraper_version:integer", "updated_at:datetime"];
-        let fields = fields.map(|field| Field::parse(field).map_err(leasehold::Error::from));
-        let fields: Vec<Field> = fields.into_iter().collect::<Result<_, _>>()?;
-        let index = Index::create(&store, NAME, NewIndex::with_fields(fields)?).await?;
-        let mut batch = index.batch().await?;
-        for n in 0..size(rig).records {
-            batch.put_row(row(n, base_time(n), 1 + mix(n ^ 5) % 9).trim_end().as_bytes())?;
-            if batch.bytes() > 32 << 20 {
-                batch.flush().await?;
-            }
-        }
-        batch.flush().await?;
+        let index = create(&store).await?;
+        import(&index, records).await?;
         index.compact().await?;
         anyhow::Ok(())
-    })?;
-    Ok(path)
+    })
+}
+
+/// The index, without records yet.
+pub async fn create(store: &Store) -> Result<Index> {
+    let fields =
+        ["domain:domain", "company_name", "scraper_version:integer", "updated_at:datetime"];
+    Ok(Index::create(store, NAME, NewIndex::with_fields(parsed(&fields)?)?).await?)
+}
+
+fn parsed(fields: &[&str]) -> Result<Vec<Field>> {
+    let parse = |field: &&str| Field::parse(field).map_err(leasehold::Error::from);
+    Ok(fields.iter().map(parse).collect::<Result<_, _>>()?)
+}
+
+/// Puts this many records, in batches as an import does.
+pub async fn import(index: &Index, records: u64) -> Result<()> {
+    let mut batch = index.batch().await?;
+    for n in 0..records {
+        batch.put_row(base_row(n).trim_end().as_bytes())?;
+        if batch.bytes() > BATCH {
+            batch.flush().await?;
+        }
+    }
+    Ok(batch.flush().await?)
+}
+
+const BATCH: usize = 32 << 20;
+
+/// The n-th record.
+pub fn base_row(n: u64) -> String {
+    row(n, base_time(n), 1 + mix(n ^ 5) % 9)
+}
+
+/// A record as an update of the n-th one.
+pub fn update(n: u64) -> String {
+    row(n, 250 * 86_400 + n % 86_400, 10)
+}
+
+/// An index of 16 shards, of which only the first gets records.
+pub async fn create_one_shard(store: &Store, name: &str) -> Result<Index> {
+    let width = Width::new(1).context("a width")?;
+    let fields = parsed(&["id", "text"])?;
+    let new = NewIndex { width, flat_inbox: false, ..NewIndex::with_fields(fields)? };
+    Ok(Index::create(store, name, new).await?)
+}
+
+/// The keys that are in its first shard.
+pub fn one_shard_keys() -> Result<impl Iterator<Item = String>> {
+    let width = Width::new(1).context("a width")?;
+    let keys = (1_u64..).map(|n| format!("key-{n}"));
+    Ok(keys.filter(move |key| Shard::of(key, width).number() == 0))
+}
+
+/// Puts at least this many bytes into its first shard; tells how many records.
+pub async fn fill_one_shard(index: &Index, most: usize) -> Result<u64> {
+    let text = "x".repeat(900);
+    let (mut batch, mut bytes, mut records) = (index.batch().await?, 0, 0);
+    for key in one_shard_keys()? {
+        batch.put_texts([key.as_str(), &text])?;
+        records += 1;
+        if batch.bytes() > BATCH.min(most - bytes) {
+            bytes += batch.bytes();
+            batch.flush().await?;
+            if bytes >= most {
+                break;
+            }
+        }
+    }
+    Ok(records)
 }
 
 pub fn open(path: &Path) -> Result<Store> {
@@ -165,29 +227,4 @@ pub fn fill_batches(store: &Path, size: Size) -> Result<()> {
         fs::write(inbox.join(format!("-{count}-{:032x}.usv", 7)), rows)?;
     }
     Ok(())
-}
-
-/// What to make, and where.
-#[derive(clap::Args)]
-pub struct Options {
-    /// A folder that is not there yet.
-    folder: PathBuf,
-    /// One object per shard instead of one per record.
-    #[arg(long)]
-    batches: bool,
-}
-
-/// Makes it: the index in `base`, with its inbox in `filled`.
-pub fn make(options: &Options) -> Result<()> {
-    fs::create_dir_all(&options.folder)?;
-    let dir = Some(options.folder.clone());
-    let rig = Rig::new(&crate::suite::Options { dir, ..Default::default() })?;
-    let runtime = rig.runtime()?;
-    let base = base(&rig, &runtime)?;
-    let work = options.folder.join("filled");
-    linked(&base, &work)?;
-    match options.batches {
-        true => fill_batches(&work, size(&rig)),
-        false => fill_files(&work, size(&rig)),
-    }
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use leasehold::index::{Field, Index, NewIndex, Shard, Width};
+use leasehold::index::Index;
 use tokio::runtime::Builder;
 
 use super::data;
@@ -63,40 +63,16 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let gigabyte = rig.pick(1 << 30, 128 << 20);
     let large = data::open(&store)?;
     runtime.block_on(async {
-        let fields =
-            ["id", "text"].map(|field| Field::parse(field).map_err(leasehold::Error::from));
-        let fields: Vec<Field> = fields.into_iter().collect::<Result<_, _>>()?;
-        let width = Width::new(1).context("a width")?;
-        let new = NewIndex { width, flat_inbox: false, ..NewIndex::with_fields(fields)? };
-        let index = Index::create(&large, "large", new).await?;
-        let mut batch = index.batch().await?;
-        let (mut bytes, mut n, text) = (0, 0_u64, "x".repeat(900));
-        while bytes < gigabyte {
-            n += 1;
-            let key = format!("key-{n}");
-            // All in one shard.
-            if Shard::of(&key, width).number() == 0 {
-                batch.put_texts([key.as_str(), &text])?;
-                if batch.bytes() > 32 << 20 {
-                    bytes += batch.bytes();
-                    batch.flush().await?;
-                }
-            }
-        }
-        batch.flush().await?;
-        anyhow::Ok(())
+        let index = data::create_one_shard(&large, "large").await?;
+        data::fill_one_shard(&index, gigabyte).await
     })?;
     let size = gigabyte >> 20;
     report.fact(format!("memory, a first shard of {size} MiB"), measure(&store, "large")?);
     runtime.block_on(async {
         let index = Index::open(&large, "large").await?;
         let mut batch = index.batch().await?;
-        let width = Width::new(1).context("a width")?;
-        for n in 0..20_000 {
-            let key = format!("key-{n}");
-            if Shard::of(&key, width).number() == 0 {
-                batch.put_texts([key.as_str(), "new"])?;
-            }
+        for key in data::one_shard_keys()?.take(1250) {
+            batch.put_texts([key.as_str(), "new"])?;
         }
         batch.flush().await?;
         anyhow::Ok(())

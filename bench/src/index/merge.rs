@@ -13,7 +13,7 @@ use crate::report::{Report, Row, Target, Unit};
 use crate::rig::Rig;
 use crate::stats::Pairs;
 
-type Fill = fn(&Path, Size) -> Result<()>;
+pub type Fill = fn(&Path, Size) -> Result<()>;
 
 /// One object per record.
 pub fn files(rig: &Rig, report: &mut Report) -> Result<()> {
@@ -50,7 +50,7 @@ fn settle(path: &Path) -> Result<()> {
     Ok(rustix::fs::syncfs(std::fs::File::open(path)?)?)
 }
 
-fn ours(rig: &Rig, runtime: &Runtime, base: &Path, fill: Fill) -> Result<f64> {
+pub fn ours(rig: &Rig, runtime: &Runtime, base: &Path, fill: Fill) -> Result<f64> {
     let path = rig.path().join("ours");
     data::linked(base, &path)?;
     fill(&path, data::size(rig))?;

@@ -1,11 +1,16 @@
 //! Eight processes increment a number in one JSON file, each time under a lock: how long 2,000
 //! increments take, and how evenly they are shared.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use leasehold::{Key, Put, Store, Write};
+use tokio::runtime::{Builder, Runtime};
 
 use super::{Contestant, contestants};
+use crate::bucket::Place;
 use crate::report::{Report, Row, Target, Unit};
 use crate::rig::Rig;
 use crate::stats::{Pairs, median, rounds};
@@ -17,11 +22,11 @@ const FLOOR: &str =
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let arena = rig.arena("contended")?;
-    let all = contestants(rig, arena.path(), &["ours", "bare"])?;
+    let all = contestants(rig, report, arena.path(), &["ours", "bare"])?;
     let mut shares = vec![Vec::new(); all.len()];
     let runs = rounds(rig.pairs(), all.len(), |at| {
         arena.settle()?;
-        let (millis, share) = race(&all[at])?;
+        let (millis, share) = race(&all[at], PROCESSES, TOTAL)?;
         shares[at].push(share);
         Ok(millis)
     })?;
@@ -48,28 +53,69 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
 }
 
 /// How long it takes, and the smallest share by the largest.
-fn race(contestant: &Contestant<'_>) -> Result<(f64, f64)> {
-    let counter = contestant.folder.join("counter.json");
-    std::fs::write(&counter, "{\"counter\":0}\n")?;
+pub fn race(contestant: &Contestant<'_>, processes: usize, total: f64) -> Result<(f64, f64)> {
+    let counter = Counter::new(&contestant.place)?;
     let mut players = Vec::new();
-    for _ in 0..PROCESSES {
+    for _ in 0..processes {
         players.push(contestant.player()?);
     }
     let start = Instant::now();
     for player in &mut players {
-        player.tell(&format!("count {TOTAL}"))?;
+        player.tell(&format!("count {total}"))?;
     }
     let mut shares = Vec::new();
     for player in &mut players {
         shares.push(player.hear()?.parse::<f64>()?);
     }
     let millis = start.elapsed().as_secs_f64() * 1000.0;
-    let text = std::fs::read_to_string(&counter)?;
+    let text = counter.read()?;
     let value: serde_json::Value = serde_json::from_str(&text)?;
     let name = contestant.name;
-    ensure!(value["counter"].as_f64() == Some(TOTAL), "{name}: increments were lost: {text}");
-    ensure!(shares.iter().sum::<f64>() == TOTAL, "{name}: shares do not add up: {shares:?}");
+    ensure!(value["counter"].as_f64() == Some(total), "{name}: increments were lost: {text}");
+    ensure!(shares.iter().sum::<f64>() == total, "{name}: shares do not add up: {shares:?}");
     let smallest = shares.iter().copied().fold(f64::MAX, f64::min);
     let largest = shares.iter().copied().fold(0.0, f64::max);
     Ok((millis, smallest / largest))
+}
+
+/// The number that everybody increments.
+enum Counter {
+    File(PathBuf),
+    Object(Runtime, Store),
+}
+
+impl Counter {
+    const KEY: &str = "counter.json";
+    const NONE: &str = "{\"counter\":0}\n";
+
+    /// At zero.
+    fn new(place: &Place) -> Result<Self> {
+        match place {
+            Place::Directory(folder) => {
+                let path = folder.join(Self::KEY);
+                std::fs::write(&path, Self::NONE)?;
+                Ok(Self::File(path))
+            }
+            Place::Bucket { .. } => {
+                let runtime = Builder::new_current_thread().enable_all().build()?;
+                let store = place.open()?;
+                let body = Bytes::from_static(Self::NONE.as_bytes());
+                let key = Key::new(Self::KEY)?;
+                let put = runtime.block_on(store.put(&key, body, Write::any()))?;
+                ensure!(matches!(put, Put::Stored(_)), "no counter");
+                Ok(Self::Object(runtime, store))
+            }
+        }
+    }
+
+    fn read(&self) -> Result<String> {
+        match self {
+            Self::File(path) => Ok(std::fs::read_to_string(path)?),
+            Self::Object(runtime, store) => {
+                let object = runtime.block_on(store.get(&Key::new(Self::KEY)?))?;
+                let object = object.context("the counter is gone")?;
+                Ok(String::from_utf8(object.body.to_vec())?)
+            }
+        }
+    }
 }

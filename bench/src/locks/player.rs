@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use leasehold::Durability;
 use leasehold::lock::{Lock, LockSettings, blocking};
 use leasehold::scratchpad::Scratchpad;
-use leasehold::store::{Connect, Kind, StoreUrl};
+use leasehold::{Durability, Store};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
+use crate::bucket::Place;
 use crate::rig::BODY;
 use crate::stats::{rate, rate_async};
 use crate::store::floor;
@@ -22,7 +22,8 @@ use crate::store::floor;
 #[derive(clap::Args)]
 pub struct Options {
     role: Role,
-    dir: PathBuf,
+    /// A folder, or a bucket: see `bucket::Place`.
+    place: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -36,9 +37,11 @@ enum Role {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let mut player: Box<dyn Play> = match options.role {
-        Role::Bare => Box::new(Bare::new(&options.dir)?),
-        role => Box::new(Ours::new(&options.dir, role == Role::OursTwoWorkers)?),
+    let place = Place::parse(&options.place)?;
+    let mut player: Box<dyn Play> = match (options.role, &place) {
+        (Role::Bare, Place::Directory(folder)) => Box::new(Bare::new(folder)?),
+        (Role::Bare, Place::Bucket { .. }) => bail!("the bare lock is a file"),
+        (role, place) => Box::new(Ours::new(place, role == Role::OursTwoWorkers)?),
     };
     println!("ready");
     for line in std::io::stdin().lock().lines() {
@@ -55,6 +58,7 @@ pub fn run(options: &Options) -> Result<()> {
                 player.release()?;
                 "released".to_owned()
             }
+            "requests" => player.requests().to_string(),
             _ => bail!("not understood: {line}"),
         };
         println!("{answer}");
@@ -69,33 +73,39 @@ trait Play {
     fn count(&mut self, total: u64) -> Result<u64>;
     fn take(&mut self) -> Result<()>;
     fn release(&mut self) -> Result<()>;
+    /// How many requests to the store so far.
+    fn requests(&self) -> u64 {
+        0
+    }
 }
 
 struct Ours {
     runtime: tokio::runtime::Runtime,
+    store: Store,
     lock: Lock,
     pad: Scratchpad,
     held: Option<blocking::Guard>,
 }
 
 impl Ours {
-    fn new(dir: &Path, two_workers: bool) -> Result<Self> {
+    fn new(place: &Place, two_workers: bool) -> Result<Self> {
         let mut builder = match two_workers {
             true => tokio::runtime::Builder::new_multi_thread(),
             false => tokio::runtime::Builder::new_current_thread(),
         };
+        let store = place.open()?;
         let settings = LockSettings {
             timeout: Duration::from_secs(60),
             attempts: 30,
-            ..LockSettings::of(Kind::Directory)
+            ..LockSettings::of(store.kind())
         };
-        let store = Connect::new(StoreUrl::Directory(dir.to_owned())).open()?;
         // As the peers: a lock, and no fsync.
         let pad = Scratchpad::on(&store, format!("worker-{}", std::process::id()))?
             .with_settings(settings.clone())
             .with_durability(Durability::Volatile);
         Ok(Self {
             runtime: builder.worker_threads(2).enable_all().build()?,
+            store: store.clone(),
             lock: Lock::named(&store, "bench", "worker-001", settings)?,
             pad,
             held: None,
@@ -138,6 +148,10 @@ impl Play for Ours {
 
     fn release(&mut self) -> Result<()> {
         Ok(self.held.take().map_or(Ok(()), blocking::Guard::release)?)
+    }
+
+    fn requests(&self) -> u64 {
+        self.store.usage().requests()
     }
 }
 

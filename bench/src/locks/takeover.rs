@@ -11,7 +11,7 @@ use crate::stats::{Pairs, percentile, rounds};
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let arena = rig.arena("takeover")?;
-    let all = contestants(rig, arena.path(), &["ours"])?;
+    let all = contestants(rig, report, arena.path(), &["ours"])?;
     let mut gaps = Vec::new();
     for _ in 0..rig.pick(40, 15) {
         gaps.push(take_over(&all[0])?);
@@ -34,7 +34,7 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
 }
 
 /// From the kill to the successor's word that it has the lock, in milliseconds.
-fn take_over(contestant: &Contestant<'_>) -> Result<f64> {
+pub fn take_over(contestant: &Contestant<'_>) -> Result<f64> {
     let mut holder = contestant.player()?;
     holder.tell("take")?;
     holder.hear()?;

@@ -12,7 +12,7 @@ const FLOOR: &str =
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let arena = rig.arena("uncontended")?;
-    let all = contestants(rig, arena.path(), &["ours", "ours-two-workers", "bare"])?;
+    let all = contestants(rig, report, arena.path(), &["ours", "ours-two-workers", "bare"])?;
     let mut players = Vec::new();
     for contestant in &all {
         players.push(contestant.player()?);

@@ -13,17 +13,21 @@
 //!
 //! Starting a player is not measured: a Python interpreter takes longer than thousands of locks.
 //! `bench/peers/setup.sh` fetches the peers, `bench/peers/*.py` and `*.js` play them. A new suite
-//! adds a runner there and a list of [`Peer`]s; a new server is a function in [`services`].
+//! adds a runner there and a list of [`Peer`]s; a new server is a [`Server`]. Whoever cannot be fetched
+//! or started here is in the report, with the reason.
 
-pub mod services;
+mod services;
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::report::Report;
+pub use services::Server;
 use services::Service;
 
 /// Who plays, and with what.
@@ -35,49 +39,121 @@ pub struct Peer {
     pub runner: &'static str,
     /// What the runner calls it.
     pub role: &'static str,
+    /// The server that it talks to.
+    pub server: Option<Server>,
+}
+
+impl Peer {
+    fn is_python(&self) -> bool {
+        self.runner.ends_with(".py")
+    }
+
+    /// The parts of `setup.sh` that it needs.
+    fn parts(&self) -> Vec<&'static str> {
+        let mut parts = vec![if self.is_python() { "venv" } else { "npm" }];
+        if self.server.is_some() {
+            parts.push("debs");
+        }
+        parts
+    }
+}
+
+/// A peer that can take part.
+#[derive(Clone, Copy)]
+pub struct Contender<'a> {
+    pub peer: &'static Peer,
+    peers: &'a Peers,
+}
+
+impl Contender<'_> {
+    /// A process that plays it in this folder, ready to be asked.
+    pub fn player(&self, dir: &Path) -> Result<Player> {
+        let (peer, fetched) = (self.peer, &self.peers.fetched);
+        let program = match peer.is_python() {
+            true => fetched.join("venv/bin/python3").into_os_string(),
+            false => OsString::from("node"),
+        };
+        let mut command = Command::new(program);
+        command.arg(scripts().join(peer.runner)).arg(peer.role).arg(dir);
+        command.env("NODE_PATH", fetched.join("npm/node_modules"));
+        if let Some(server) = peer.server {
+            command.env("PORT", self.peers.port(server)?.to_string());
+        }
+        Player::start(command).with_context(|| format!("cannot start {}", peer.name))
+    }
 }
 
 /// The fetched peers, and the servers that some of them need, for as long as this lives.
 pub struct Peers {
     fetched: PathBuf,
-    variables: Vec<(&'static str, String)>,
-    _services: Vec<Service>,
+    data: PathBuf,
+    running: RefCell<Vec<(Server, Service)>>,
+    /// Who was tried out, and what kept it from playing.
+    known: RefCell<Vec<(&'static Peer, Option<String>)>>,
 }
 
 impl Peers {
-    /// Fetches what is missing and starts these servers, with their data in this folder: on the
-    /// same disk as ours.
-    pub fn prepare(services: &[services::Start], data: &Path) -> Result<Self> {
+    /// Fetches what is missing. Servers will have their data in this folder: on the same disk as
+    /// ours.
+    pub fn prepare(data: &Path) -> Result<Self> {
         let fetched = std::env::var_os("LEASEHOLD_PEERS").map(PathBuf::from);
         let fetched = fetched.unwrap_or_else(|| scripts().join("../../.peers"));
         let done = Command::new("bash")
             .arg(scripts().join("setup.sh"))
             .env("LEASEHOLD_PEERS", &fetched)
+            .stdout(std::io::stderr())
             .status()
             .context("cannot run bench/peers/setup.sh")?;
         ensure!(done.success(), "bench/peers/setup.sh failed");
-        let fetched = fetched.canonicalize()?;
-        let mut peers = Self { fetched, variables: Vec::new(), _services: Vec::new() };
-        for start in services {
-            let (service, variable) = start(&peers.fetched, data)?;
-            peers._services.push(service);
-            peers.variables.push(variable);
-        }
-        Ok(peers)
+        let (fetched, data) = (fetched.canonicalize()?, data.to_owned());
+        Ok(Self { fetched, data, running: RefCell::default(), known: RefCell::default() })
     }
 
-    /// A process that plays this peer in this folder, ready to be asked.
-    pub fn player(&self, peer: &Peer, dir: &Path) -> Result<Player> {
-        let python = peer.runner.ends_with(".py");
-        let program = match python {
-            true => self.fetched.join("venv/bin/python3").into_os_string(),
-            false => OsString::from("node"),
-        };
-        let mut command = Command::new(program);
-        command.arg(scripts().join(peer.runner)).arg(peer.role).arg(dir);
-        command.env("NODE_PATH", self.fetched.join("npm/node_modules"));
-        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-        Player::start(command).with_context(|| format!("cannot start {}", peer.name))
+    /// Those that can take part; the report says why the others cannot.
+    pub fn able<'a>(&'a self, report: &mut Report, all: &[&'static Peer]) -> Vec<Contender<'a>> {
+        let mut able = Vec::new();
+        for peer in all {
+            match self.what_keeps(peer) {
+                Some(why) => report.not_run(peer.name, why),
+                None => able.push(Contender { peer, peers: self }),
+            }
+        }
+        able
+    }
+
+    /// Why a peer cannot take part, found out once by starting it.
+    fn what_keeps(&self, peer: &'static Peer) -> Option<String> {
+        let mut known = self.known.borrow_mut();
+        if let Some((_, why)) = known.iter().find(|(other, _)| std::ptr::eq(*other, peer)) {
+            return why.clone();
+        }
+        let why = self.try_out(peer).err().map(|error| format!("{error:#}"));
+        known.push((peer, why.clone()));
+        why
+    }
+
+    fn try_out(&self, peer: &'static Peer) -> Result<()> {
+        for part in peer.parts() {
+            // Written by setup.sh where it could not fetch a part.
+            if let Ok(why) = std::fs::read_to_string(self.fetched.join(part).join(".missing")) {
+                bail!("{}", why.trim().replace('\n', "; "));
+            }
+        }
+        let folder = tempfile::tempdir_in(&self.data)?;
+        Contender { peer, peers: self }.player(folder.path())?;
+        Ok(())
+    }
+
+    /// Where the server listens. Started the first time.
+    fn port(&self, server: Server) -> Result<u16> {
+        let mut running = self.running.borrow_mut();
+        if let Some((_, service)) = running.iter().find(|(known, _)| *known == server) {
+            return Ok(service.port);
+        }
+        let service = server.start(&self.fetched, &self.data)?;
+        let port = service.port;
+        running.push((server, service));
+        Ok(port)
     }
 }
 

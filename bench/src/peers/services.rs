@@ -8,12 +8,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
 
-/// Starts a server, given where the peers were fetched to and where its data goes; says with which variable the runners are
-/// told where it is.
-pub type Start = fn(&Path, &Path) -> Result<(Service, (&'static str, String))>;
+/// A server that a peer needs. The runners are told its port in `$PORT`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Server {
+    /// Redis without persistence.
+    Redis,
+    /// Redis with a log that is flushed before each answer.
+    DurableRedis,
+    /// PostgreSQL as it is out of the box: durable.
+    Postgres,
+    /// beanstalkd with a log that is flushed for every command.
+    Beanstalkd,
+}
 
 /// A server that runs as long as this lives.
 pub struct Service {
+    pub port: u16,
     process: Child,
     _data: TempDir,
 }
@@ -26,33 +36,50 @@ impl Drop for Service {
     }
 }
 
-/// Redis without persistence. Where it is goes to the runners in the variable.
-pub fn redis(fetched: &Path, above: &Path) -> Result<(Service, (&'static str, String))> {
-    let (data, port) = (tempfile::tempdir_in(above)?, free_port()?);
-    let mut command = unpacked(fetched, "usr/bin/redis-server");
-    command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]);
-    command.args(["--save", "", "--appendonly", "no", "--dir"]).arg(data.path());
-    Ok((start(command, data, port)?, ("REDIS_PORT", port.to_string())))
+impl Server {
+    /// Starts it, given where the peers were fetched to and where its data goes.
+    pub fn start(self, fetched: &Path, above: &Path) -> Result<Service> {
+        let (data, port) = (tempfile::tempdir_in(above)?, free_port()?);
+        let command = match self {
+            Self::Redis | Self::DurableRedis => {
+                let mut command = unpacked(fetched, "usr/bin/redis-server");
+                command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", ""]);
+                command.args(match self {
+                    Self::Redis => ["--appendonly", "no", "--appendfsync", "no"],
+                    _ => ["--appendonly", "yes", "--appendfsync", "always"],
+                });
+                command.arg("--dir").arg(data.path());
+                command
+            }
+            Self::Postgres => postgres(fetched, data.path(), port)?,
+            Self::Beanstalkd => {
+                let mut command = unpacked(fetched, "usr/bin/beanstalkd");
+                command.args(["-l", "127.0.0.1", "-p", &port.to_string(), "-f", "0", "-b"]);
+                command.arg(data.path());
+                command
+            }
+        };
+        start(command, data, port)
+    }
 }
 
-/// PostgreSQL as it is out of the box. It refuses to run as root: then it runs as nobody.
-pub fn postgres(fetched: &Path, above: &Path) -> Result<(Service, (&'static str, String))> {
+/// PostgreSQL refuses to run as root: then it runs as nobody.
+fn postgres(fetched: &Path, data: &Path, port: u16) -> Result<Command> {
     const NOBODY: u32 = 65534;
-    let (data, port) = (tempfile::tempdir_in(above)?, free_port()?);
     let root = rustix::process::geteuid().is_root();
     if root {
-        std::os::unix::fs::chown(data.path(), Some(NOBODY), Some(NOBODY))?;
+        std::os::unix::fs::chown(data, Some(NOBODY), Some(NOBODY))?;
     }
     let program = |name: &str| {
         use std::os::unix::process::CommandExt as _;
         let mut command = unpacked(fetched, &format!("usr/lib/postgresql/15/bin/{name}"));
-        command.current_dir(data.path());
+        command.current_dir(data);
         if root {
             command.uid(NOBODY).gid(NOBODY);
         }
         command
     };
-    let cluster = data.path().join("cluster");
+    let cluster = data.join("cluster");
     let mut initdb = program("initdb");
     initdb.args(["-A", "trust", "-U", "postgres", "-D"]).arg(&cluster);
     let made = initdb.output().context("cannot run initdb")?;
@@ -60,16 +87,8 @@ pub fn postgres(fetched: &Path, above: &Path) -> Result<(Service, (&'static str,
     let mut command = program("postgres");
     command.arg("-D").arg(&cluster).args(["-c", "listen_addresses=127.0.0.1"]);
     command.args(["-c", &format!("port={port}")]);
-    command.arg("-c").arg(format!("unix_socket_directories={}", data.path().display()));
-    Ok((start(command, data, port)?, ("POSTGRES_PORT", port.to_string())))
-}
-
-/// beanstalkd with a log that is flushed for every command.
-pub fn beanstalkd(fetched: &Path, above: &Path) -> Result<(Service, (&'static str, String))> {
-    let (data, port) = (tempfile::tempdir_in(above)?, free_port()?);
-    let mut command = unpacked(fetched, "usr/bin/beanstalkd");
-    command.args(["-l", "127.0.0.1", "-p", &port.to_string(), "-f", "0", "-b"]).arg(data.path());
-    Ok((start(command, data, port)?, ("BEANSTALKD_PORT", port.to_string())))
+    command.arg("-c").arg(format!("unix_socket_directories={}", data.display()));
+    Ok(command)
 }
 
 /// A program of an unpacked Debian package.
@@ -92,7 +111,7 @@ fn start(mut command: Command, data: TempDir, port: u16) -> Result<Service> {
     let log = std::fs::File::create(data.path().join("log"))?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     let process = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
-    let mut service = Service { process, _data: data };
+    let mut service = Service { port, process, _data: data };
     let end = Instant::now() + Duration::from_secs(20);
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         let ended = service.process.try_wait()?;

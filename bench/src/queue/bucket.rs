@@ -14,20 +14,20 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use super::{Speed, contest, payload, player};
+use crate::bucket::{Place, seaweedfs};
 use crate::host::cpu_time;
 use crate::report::{Report, Row, Target, Unit};
 use crate::rig::{BODY, Rig};
 use crate::stats::median;
 use crate::store::bucket::bare::{Connection, connect, request, send};
-use crate::store::bucket::open;
 
 const WORKERS: usize = 16;
 const FLOOR: &str = "hyper, a connection per worker, the same requests signed as they are sent";
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
-    let server = Server::seaweedfs();
+    let Some(server) = seaweedfs(rig, report, "16 workers on SeaweedFS")? else { return Ok(()) };
     let runtime = rig.runtime()?;
-    let store = open(&server)?;
+    let store = Place::on(&server).open()?;
     runtime.block_on(store.init())?;
     let tasks = rig.pick(480, 240);
     let mut run = 0;

@@ -3,7 +3,8 @@
 use anyhow::Result;
 
 use super::ours::{Ours, Plan};
-use super::{WORKERS, contest, floor, pairs};
+use super::{WORKERS, contest, floor, pairs, theirs};
+use crate::peers::{Contender, Peer, Server};
 use crate::report::{Report, Row, Target, Unit};
 use crate::rig::Rig;
 use crate::stats::median;
@@ -14,6 +15,24 @@ const LOOPS: usize = 4;
 const PUSH: &str = "create temporary (O_EXCL), write, rename; one thread";
 const DRAIN: &str =
     "create lease (O_EXCL), read the task, write the lease, unlink both; a thread per worker";
+
+const PEER: &str = "the same by this peer: a process pushes one task after the other, a process per worker \
+    claims and acks one after the other; nothing flushed";
+
+static PEERS: [Peer; 2] = [
+    Peer {
+        name: "Redis list (redis-py)",
+        runner: "queues.py",
+        role: "redis",
+        server: Some(Server::Redis),
+    },
+    Peer {
+        name: "huey FileStorage 3.5.4, no ack",
+        runner: "queues.py",
+        role: "huey-file",
+        server: None,
+    },
+];
 
 pub fn without_receipts(rig: &Rig, report: &mut Report) -> Result<()> {
     rows(rig, report, false)
@@ -28,6 +47,8 @@ fn rows(rig: &Rig, report: &mut Report, receipts: bool) -> Result<()> {
     let arena = rig.arena(&format!("queue-{name}"))?;
     let mut ours = Ours::new(arena.store_path(), rig.runtime()?);
     let mut drained = Vec::new();
+    // Once is enough: they know no receipts.
+    let peers = if receipts { Vec::new() } else { rig.peers(report, &PEERS.each_ref())? };
     for workers in WORKERS {
         let plan = Plan {
             tasks: TASKS,
@@ -38,11 +59,12 @@ fn rows(rig: &Rig, report: &mut Report, receipts: bool) -> Result<()> {
             receipts,
             durable: false,
         };
-        let runs = contest(pairs(rig), 2, |at| {
+        let runs = contest(pairs(rig), 2 + peers.len(), |at| {
             arena.settle()?;
             match at {
                 0 => ours.run(plan),
-                _ => floor::run(&arena.floor_path(), TASKS, workers, false),
+                1 => floor::run(&arena.floor_path(), TASKS, workers, false),
+                _ => theirs(&peers[at - 2], arena.path(), TASKS, workers),
             }
         })?;
         let (push, drain) = runs[0].beside(&runs[1]);
@@ -54,6 +76,15 @@ fn rows(rig: &Rig, report: &mut Report, receipts: bool) -> Result<()> {
         }
         let row = Row::new(format!("drain by {workers}, {name}"), Unit::Rate, drain, DRAIN);
         report.add(row.target(Target::Ratio(0.5)));
+        for (theirs, Contender { peer, .. }) in runs[2..].iter().zip(&peers) {
+            let (push, drain) = runs[0].beside(theirs);
+            if workers == 1 {
+                let name = format!("push, {name} / {}", peer.name);
+                report.add(Row::new(name, Unit::Rate, push, PEER));
+            }
+            let name = format!("drain by {workers}, {name} / {}", peer.name);
+            report.add(Row::new(name, Unit::Rate, drain, PEER));
+        }
     }
     let slower = drained.last() < drained.first();
     report.fact(

@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use leasehold::queue::Queue;
 
 use super::ours::{open, player};
 use super::payload;
+use super::player::Receipt;
 use crate::report::{Report, thousands};
 use crate::rig::Rig;
 use crate::stats::median;
@@ -35,14 +36,10 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
         let (mut millis, mut lists, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rig.pairs() {
             let mut player = player(&arena.store_path(), name, 1)?;
-            player.tell("first")?;
-            let answer = player.hear()?;
-            let [took, listed, peak] = answer.split(' ').collect::<Vec<_>>()[..] else {
-                bail!("heard {answer:?}");
-            };
-            millis.push(took.parse::<f64>()?);
-            lists.push(listed.parse::<f64>()?);
-            memory.push(peak.parse::<f64>()? / 1024.0);
+            millis.push(player.ask("first")?);
+            let receipt = Receipt::of(&mut player)?;
+            lists.push(receipt.usage.list as f64);
+            memory.push(receipt.mib());
         }
         if tasks == 1 {
             idle = median(&memory);

@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::ours::{Ours, Plan};
-use super::{contest, floor, pairs, race};
-use crate::peers::{Peer, services};
+use super::{contest, floor, pairs, theirs};
+use crate::peers::{Contender, Peer, Server};
 use crate::report::{Report, Row, Target, Unit};
 use crate::rig::Rig;
 
@@ -17,10 +17,41 @@ const PEER: &str = "the same by this peer: one client pushes one task after the 
     worker claims and acks one after the other, each a flush; ours has 64 pushes and 32 tasks per \
     process under way, and flushes receipts alone";
 
-const PEERS: &[(Peer, f64)] = &[
-    (Peer { name: "PostgreSQL SKIP LOCKED (psycopg)", runner: "queues.py", role: "postgres" }, 3.0),
-    (Peer { name: "beanstalkd -f0 (greenstalk)", runner: "queues.py", role: "beanstalkd" }, 1.0),
+static PEERS: [Peer; 4] = [
+    Peer {
+        name: "PostgreSQL SKIP LOCKED (psycopg)",
+        runner: "queues.py",
+        role: "postgres",
+        server: Some(Server::Postgres),
+    },
+    Peer {
+        name: "beanstalkd -f0 (greenstalk)",
+        runner: "queues.py",
+        role: "beanstalkd",
+        server: Some(Server::Beanstalkd),
+    },
+    Peer {
+        name: "Redis list, AOF always (redis-py)",
+        runner: "queues.py",
+        role: "redis",
+        server: Some(Server::DurableRedis),
+    },
+    Peer {
+        name: "huey SqliteStorage 3.5.4, no ack",
+        runner: "queues.py",
+        role: "huey-sqlite",
+        server: None,
+    },
 ];
+
+/// What we want to be, times this peer.
+fn target(peer: &Peer) -> Option<f64> {
+    match peer.role {
+        "postgres" => Some(3.0),
+        "beanstalkd" => Some(1.0),
+        _ => None,
+    }
+}
 
 pub fn by_1(rig: &Rig, report: &mut Report) -> Result<()> {
     rows(rig, report, 1)
@@ -38,8 +69,7 @@ fn rows(rig: &Rig, report: &mut Report, workers: usize) -> Result<()> {
     let arena = rig.arena(&format!("queue-durable-{workers}"))?;
     let mut ours = Ours::new(arena.store_path(), rig.runtime()?);
     let tasks = rig.pick(4000, 2000);
-    let peers = rig.peers(&[services::postgres, services::beanstalkd])?;
-    let count = 3 + if peers.is_some() { PEERS.len() } else { 0 };
+    let peers = rig.peers(report, &PEERS.each_ref())?;
     let plan = |receipts| Plan {
         tasks,
         workers,
@@ -49,20 +79,13 @@ fn rows(rig: &Rig, report: &mut Report, workers: usize) -> Result<()> {
         receipts,
         durable: true,
     };
-    let runs = contest(pairs(rig).min(3), count, |at| {
+    let runs = contest(pairs(rig).min(3), 3 + peers.len(), |at| {
         arena.settle()?;
-        match (at, peers) {
-            (0, _) => ours.run(plan(true)),
-            (1, _) => ours.run(plan(false)),
-            (2, _) | (_, None) => floor::run(&arena.floor_path(), tasks, workers, true),
-            (_, Some(peers)) => {
-                let mut players = Vec::new();
-                for _ in 0..workers {
-                    players.push(peers.player(&PEERS[at - 3].0, arena.path())?);
-                }
-                players[0].ask("reset")?;
-                race(&mut players, &format!("push {tasks}"), tasks)
-            }
+        match at {
+            0 => ours.run(plan(true)),
+            1 => ours.run(plan(false)),
+            2 => floor::run(&arena.floor_path(), tasks, workers, true),
+            _ => theirs(&peers[at - 3], arena.path(), tasks, workers),
         }
     })?;
     for (ours, how) in runs[..2].iter().zip(["receipts", "no receipts"]) {
@@ -72,15 +95,18 @@ fn rows(rig: &Rig, report: &mut Report, workers: usize) -> Result<()> {
         }
         let name = format!("drain by {workers}, durable, {how}");
         report.add(Row::new(name, Unit::Rate, drain, DRAIN));
-        for (theirs, (peer, target)) in runs[3..].iter().zip(PEERS) {
+        for (theirs, Contender { peer, .. }) in runs[3..].iter().zip(&peers) {
             let (push, drain) = ours.beside(theirs);
-            let target = Target::Ratio(*target);
+            let aimed = |row: Row| match target(peer) {
+                Some(target) => row.target(Target::Ratio(target)),
+                None => row,
+            };
             if workers == 1 {
                 let name = format!("push, durable, {how} / {}", peer.name);
-                report.add(Row::new(name, Unit::Rate, push, PEER).target(target));
+                report.add(aimed(Row::new(name, Unit::Rate, push, PEER)));
             }
             let name = format!("drain by {workers}, durable, {how} / {}", peer.name);
-            report.add(Row::new(name, Unit::Rate, drain, PEER).target(target));
+            report.add(aimed(Row::new(name, Unit::Rate, drain, PEER)));
         }
     }
     arena.clear()

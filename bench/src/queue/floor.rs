@@ -16,6 +16,17 @@ use crate::rig::BODY;
 
 /// Pushes and drains this many, and removes what is left of it.
 pub fn run(folder: &Path, tasks: usize, workers: usize, flush: bool) -> Result<Speed> {
+    run_with(folder, tasks, workers, flush, || Ok(()))
+}
+
+/// The same, with this in between.
+pub fn run_with(
+    folder: &Path,
+    tasks: usize,
+    workers: usize,
+    flush: bool,
+    between: impl FnOnce() -> Result<()>,
+) -> Result<Speed> {
     let folder = folder.join("bare-queue");
     for name in ["tmp", "pending", "claimed"] {
         fs::create_dir_all(folder.join(name))?;
@@ -33,6 +44,7 @@ pub fn run(folder: &Path, tasks: usize, workers: usize, flush: bool) -> Result<S
         fs::rename(&temp, folder.join(format!("pending/{n:08}.json")))?;
     }
     let push = per_second(tasks, start, monotonic());
+    between()?;
 
     let (listed, ready) = (Barrier::new(workers), Barrier::new(workers + 1));
     let (start, ends) = std::thread::scope(|scope| -> Result<_> {

@@ -4,16 +4,20 @@
 
 mod bucket;
 mod bundles;
+mod cost;
 mod directory;
 mod discovery;
 mod durable;
-mod floor;
-mod ours;
+pub mod floor;
+mod latency;
+pub mod ours;
 pub mod player;
+
+use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::peers::Player;
+use crate::peers::{Contender, Player};
 use crate::rig::Rig;
 use crate::stats::Pairs;
 use crate::suite::Bench;
@@ -28,6 +32,8 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "bundles", run: bundles::run },
     Bench { name: "bucket", run: bucket::run },
     Bench { name: "discovery", run: discovery::run },
+    Bench { name: "latency", run: latency::run },
+    Bench { name: "cost", run: cost::run },
 ];
 
 /// How many worker processes.
@@ -40,9 +46,9 @@ fn payload() -> String {
 
 /// Tasks per second.
 #[derive(Debug, Clone, Copy)]
-struct Speed {
-    push: f64,
-    drain: f64,
+pub struct Speed {
+    pub push: f64,
+    pub drain: f64,
 }
 
 /// What one contestant gave, round by round.
@@ -86,13 +92,23 @@ fn contest(
     Ok(runs)
 }
 
-/// Pushes by the first of these processes and drains by all. Pushing ends with its answer, draining
-/// with the last ack of anybody, not with finding out that there is nothing left.
-fn race(players: &mut [Player], push: &str, tasks: usize) -> Result<Speed> {
+/// Pushes by the first of these processes and drains by all.
+pub fn race(players: &mut [Player], command: &str, tasks: usize) -> Result<Speed> {
+    let push = push(players, command, tasks)?;
+    Ok(Speed { push, drain: drain(players, tasks)? })
+}
+
+/// Tasks per second, pushed by the first of these processes. Ends with its answer.
+fn push(players: &mut [Player], command: &str, tasks: usize) -> Result<f64> {
     let [first, ..] = players else { bail!("nobody to push") };
     let start = monotonic();
-    ensure!(first.ask(push)? == tasks as f64, "not all tasks were pushed");
-    let push = per_second(tasks, start, monotonic());
+    ensure!(first.ask(command)? == tasks as f64, "not all tasks were pushed");
+    Ok(per_second(tasks, start, monotonic()))
+}
+
+/// Tasks per second, drained by all of them. Ends with the last ack of anybody, not with finding
+/// out that there is nothing left.
+fn drain(players: &mut [Player], tasks: usize) -> Result<f64> {
     let start = monotonic();
     for player in &mut *players {
         player.tell("drain")?;
@@ -105,15 +121,25 @@ fn race(players: &mut [Player], push: &str, tasks: usize) -> Result<Speed> {
         end = end.max(last.parse()?);
     }
     ensure!(done == tasks, "{done} tasks were done instead of {tasks}");
-    Ok(Speed { push, drain: per_second(tasks, start, end) })
+    Ok(per_second(tasks, start, end))
 }
 
-fn per_second(tasks: usize, start: u64, end: u64) -> f64 {
+/// What a peer does, all of it durable or none, with this many worker processes.
+fn theirs(peer: &Contender<'_>, folder: &Path, tasks: usize, workers: usize) -> Result<Speed> {
+    let mut players = Vec::new();
+    for _ in 0..workers {
+        players.push(peer.player(folder)?);
+    }
+    players[0].ask("reset")?;
+    race(&mut players, &format!("push {tasks}"), tasks)
+}
+
+pub fn per_second(tasks: usize, start: u64, end: u64) -> f64 {
     tasks as f64 * 1e9 / end.saturating_sub(start).max(1) as f64
 }
 
 /// Nanoseconds of a clock that all processes of this machine share.
-fn monotonic() -> u64 {
+pub fn monotonic() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }

@@ -1,5 +1,6 @@
 //! Our side: a queue of its own for each run, worked on by processes of this program.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -9,7 +10,7 @@ use leasehold::queue::{Queue, QueueSettings, usual_settings};
 use leasehold::store::{Connect, Kind, StoreUrl};
 use tokio::runtime::Runtime;
 
-use super::{Speed, race};
+use super::{Speed, drain, push};
 use crate::peers::Player;
 
 /// How a run goes.
@@ -42,6 +43,16 @@ impl Ours {
 
     /// Pushes and drains a new queue. It is gone afterwards, and so are its receipts.
     pub fn run(&mut self, plan: Plan) -> Result<Speed> {
+        self.run_with(plan, || Ok(()))
+    }
+
+    /// The same, with everything written out between pushing and draining, and before it is gone.
+    pub fn run_settled(&mut self, plan: Plan) -> Result<Speed> {
+        let folder = File::open(self.folder.parent().unwrap_or(&self.folder))?;
+        self.run_with(plan, || Ok(rustix::fs::syncfs(&folder)?))
+    }
+
+    fn run_with(&mut self, plan: Plan, mut between: impl FnMut() -> Result<()>) -> Result<Speed> {
         self.runs += 1;
         let name = format!("q{}", self.runs);
         let store = open(&self.folder)?;
@@ -56,10 +67,13 @@ impl Ours {
             players.push(player(&self.folder, &name, plan.loops)?);
         }
         let Plan { tasks, pushers, bundle, .. } = plan;
-        let speed = race(&mut players, &format!("push {tasks} {pushers} {bundle}"), tasks)?;
+        let push = push(&mut players, &format!("push {tasks} {pushers} {bundle}"), tasks)?;
+        between()?;
+        let drain = drain(&mut players, tasks)?;
+        between()?;
         drop(players);
         std::fs::remove_dir_all(self.folder.join("queues").join(&name))?;
-        Ok(speed)
+        Ok(Speed { push, drain })
     }
 }
 

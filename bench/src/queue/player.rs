@@ -5,8 +5,8 @@
 //!   push TASKS PUSHERS BUNDLE   TASKS           all are pushed
 //!   drain                       COUNT NANOS     there is nothing left; how many were ours, and
 //!                                               when the last of them was acked
-//!   first                       MILLIS LISTS KIB   one task: how long it took, with how many LISTs,
-//!                                               and the most memory that this process has had
+//!   first                       MILLIS          one task: how long it took to claim; it is given back
+//!   receipt                     JSON            what all of it took so far: see `Receipt`
 //! ```
 
 use std::io::BufRead as _;
@@ -16,12 +16,16 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use leasehold::Store;
 use leasehold::queue::{NewTask, Queue, Worker, WorkerSettings};
+use leasehold::store::meter::Usage;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use super::ours::open;
 use super::{monotonic, payload};
-use crate::host::peak_memory;
+use crate::host::{cpu_time, peak_memory};
+use crate::peers::Player;
 
 /// One of the processes of a benchmark of queues.
 #[derive(clap::Args)]
@@ -36,6 +40,8 @@ pub fn run(options: &Options) -> Result<()> {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let store = open(&options.dir)?;
     let queue = runtime.block_on(Queue::open(&store, &options.queue))?.context("no such queue")?;
+    let before = store.usage();
+    let mut used = None;
     println!("ready");
     for line in std::io::stdin().lock().lines() {
         let line = line?;
@@ -51,7 +57,15 @@ pub fn run(options: &Options) -> Result<()> {
                 let (done, last) = runtime.block_on(drain(&queue, options.loops))?;
                 format!("{done} {last}")
             }
-            ["first"] => runtime.block_on(first(&queue))?,
+            ["first"] => {
+                let (millis, claimed) = runtime.block_on(first(&queue, before))?;
+                used = Some(claimed);
+                millis.to_string()
+            }
+            ["receipt"] => match used.take() {
+                Some(used) => serde_json::to_string(&used)?,
+                None => serde_json::to_string(&Receipt::since(&store, before)?)?,
+            },
             _ => bail!("not understood: {line}"),
         };
         println!("{answer}");
@@ -118,13 +132,42 @@ pub async fn drain(queue: &Queue, loops: usize) -> Result<(usize, u64)> {
     Ok((done, last))
 }
 
-async fn first(queue: &Queue) -> Result<String> {
-    let before = queue.store().usage();
+/// What a process took so far, beyond getting ready.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Receipt {
+    pub usage: Usage,
+    /// The most memory that it had.
+    pub peak_kib: u64,
+    pub cpu_micros: f64,
+}
+
+impl Receipt {
+    /// Of this process, which had used this much of the store when it was ready.
+    pub fn since(store: &Store, before: Usage) -> Result<Self> {
+        Ok(Self {
+            usage: store.usage().since(&before),
+            peak_kib: peak_memory().context("the kernel does not tell VmHWM")?,
+            cpu_micros: cpu_time().as_secs_f64() * 1e6,
+        })
+    }
+
+    /// Of the process that this player is.
+    pub fn of(player: &mut Player) -> Result<Self> {
+        player.tell("receipt")?;
+        Ok(serde_json::from_str(&player.hear()?)?)
+    }
+
+    pub fn mib(&self) -> f64 {
+        self.peak_kib as f64 / 1024.0
+    }
+}
+
+/// How many milliseconds it took to get a task, and what it took else: giving it back is not in it.
+async fn first(queue: &Queue, before: Usage) -> Result<(f64, Receipt)> {
     let start = Instant::now();
     let task = queue.worker("first").next().await?.context("nothing to do")?;
     let millis = start.elapsed().as_secs_f64() * 1e3;
-    let lists = queue.store().usage().since(&before).list;
-    let peak = peak_memory().context("the kernel does not tell VmHWM")?;
+    let receipt = Receipt::since(queue.store(), before)?;
     task.give_back().await?;
-    Ok(format!("{millis} {lists} {peak}"))
+    Ok((millis, receipt))
 }

@@ -5,7 +5,6 @@ mod churn;
 mod durable;
 pub mod floor;
 pub mod listing;
-mod machine;
 mod swap;
 
 use anyhow::{Result, bail};
@@ -16,7 +15,6 @@ use crate::suite::Bench;
 /// All of them. The one that a file system's memory of deleted files disturbs most comes first.
 pub const BENCHES: &[Bench] = &[
     Bench { name: "durable", run: durable::run },
-    Bench { name: "machine", run: machine::run },
     Bench { name: "churn", run: churn::run },
     Bench { name: "swap", run: swap::run },
     Bench { name: "listing", run: listing::run },

@@ -10,14 +10,13 @@ use std::time::Instant;
 
 use anyhow::Result;
 use bytes::Bytes;
-use leasehold::store::Connect;
-use leasehold::store::cloud::CloudOptions;
 use leasehold::{Durability, Key, Store};
 use leasehold_testkit::servers::Server;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use super::{create, stored};
+use crate::bucket::{Place, ministack, seaweedfs};
 use crate::host::cpu_time;
 use crate::report::{Report, Row, Target, Unit};
 use crate::rig::{BODY, Rig};
@@ -29,14 +28,19 @@ const TASKS: usize = 16;
 const FLOOR: &str = "hyper, a connection per task, the same requests signed beforehand";
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
-    // ministack is a Python program and slower.
-    row(rig, report, "SeaweedFS", Server::seaweedfs(), rig.pick(100, 40))?;
-    row(rig, report, "ministack", Server::ministack(), rig.pick(40, 15))
+    if let Some(server) = seaweedfs(rig, report, "conditional PUTs, SeaweedFS")? {
+        row(rig, report, "SeaweedFS", server, rig.pick(100, 40))?;
+    }
+    // A Python program, and slower.
+    if let Some(server) = ministack(rig, report, "conditional PUTs, ministack")? {
+        row(rig, report, "ministack", server, rig.pick(40, 15))?;
+    }
+    Ok(())
 }
 
 fn row(rig: &Rig, report: &mut Report, name: &str, server: Server, each: usize) -> Result<()> {
     let runtime = rig.runtime()?;
-    let store = open(&server)?;
+    let store = Place::on(&server).open()?;
     runtime.block_on(store.init())?;
     let before = store.usage();
     let (mut our_run, mut bare_run) = (0, 0);
@@ -72,18 +76,6 @@ fn row(rig: &Rig, report: &mut Report, name: &str, server: Server, each: usize) 
         used.retries
     )));
     Ok(())
-}
-
-/// The server's bucket.
-pub fn open(server: &Server) -> Result<Store> {
-    let mut connect = Connect::new(format!("s3://{}", server.bucket()).parse()?);
-    connect.cloud = CloudOptions {
-        endpoint: Some(server.endpoint()),
-        access_key: Some(server.access_key().to_owned()),
-        secret_key: Some(server.secret_key().to_owned()),
-        ..CloudOptions::default()
-    };
-    Ok(connect.open()?)
 }
 
 /// Objects per second, each task writing `each`.

@@ -1,10 +1,12 @@
-//! What a suite found: a table for people, JSON for scripts.
+//! What suites found: one table for people, in Markdown for documents, JSON for scripts.
 
-use std::fmt;
+mod markdown;
+mod text;
 
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::chart::Chart;
 use crate::host::{Host, load_average};
 use crate::rig::Rig;
 use crate::stats::{Pairs, median};
@@ -17,6 +19,8 @@ pub enum Target {
     Ratio(f64),
     /// At least this many per second, whatever the floor.
     Rate(f64),
+    /// At most this much, whatever the floor.
+    AtMost(f64),
 }
 
 /// What is counted.
@@ -79,6 +83,7 @@ impl Row {
         self.met = Some(match target {
             Target::Ratio(least) => self.ratio >= least,
             Target::Rate(least) => self.ours >= least,
+            Target::AtMost(most) => self.ours <= most,
         });
         self.target = Some(target);
         self
@@ -98,37 +103,102 @@ pub struct Fact {
     pub value: String,
 }
 
-/// What a suite found.
+/// Something that was asked for and not measured.
+#[derive(Debug, Serialize)]
+pub struct NotRun {
+    pub name: String,
+    pub why: String,
+    /// Whether it was tried and went wrong.
+    pub failed: bool,
+}
+
+/// What one suite found.
+#[derive(Debug, Serialize)]
+pub struct Section {
+    pub suite: String,
+    pub facts: Vec<Fact>,
+    pub rows: Vec<Row>,
+    pub charts: Vec<Chart>,
+    pub not_run: Vec<NotRun>,
+}
+
+/// What all suites of a run found.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    suite: String,
+    command: String,
     quick: bool,
     host: Host,
     load_before: String,
     load_after: String,
-    facts: Vec<Fact>,
-    rows: Vec<Row>,
+    sections: Vec<Section>,
 }
 
 impl Report {
-    pub fn new(suite: &str, rig: &Rig) -> Self {
+    pub fn new(rig: &Rig) -> Self {
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
         Self {
-            suite: suite.to_owned(),
+            command: format!("leasehold-bench {}", arguments.join(" ")),
             quick: rig.quick(),
             host: Host::of(rig.path()),
             load_before: load_average(),
             load_after: String::new(),
-            facts: Vec::new(),
-            rows: Vec::new(),
+            sections: Vec::new(),
         }
     }
 
+    /// What comes next is found by this suite.
+    pub fn begin(&mut self, suite: &str) {
+        self.sections.push(Section {
+            suite: suite.to_owned(),
+            facts: Vec::new(),
+            rows: Vec::new(),
+            charts: Vec::new(),
+            not_run: Vec::new(),
+        });
+    }
+
+    fn section(&mut self) -> &mut Section {
+        if self.sections.is_empty() {
+            self.begin("");
+        }
+        let last = self.sections.len() - 1;
+        &mut self.sections[last]
+    }
+
     pub fn add(&mut self, row: Row) {
-        self.rows.push(row);
+        self.section().rows.push(row);
     }
 
     pub fn fact(&mut self, name: impl Into<String>, value: impl Into<String>) {
-        self.facts.push(Fact { name: name.into(), value: value.into() });
+        self.section().facts.push(Fact { name: name.into(), value: value.into() });
+    }
+
+    pub fn chart(&mut self, chart: Chart) {
+        self.section().charts.push(chart);
+    }
+
+    /// Says that this was not measured, and why: nothing is left out in silence. Once is enough.
+    pub fn not_run(&mut self, name: impl Into<String>, why: impl Into<String>) {
+        let not_run = NotRun { name: name.into(), why: why.into(), failed: false };
+        let said = |known: &NotRun| (&known.name, &known.why) == (&not_run.name, &not_run.why);
+        if !self.section().not_run.iter().any(said) {
+            self.section().not_run.push(not_run);
+        }
+    }
+
+    /// Says that this was tried and went wrong.
+    pub fn failed(&mut self, name: impl Into<String>, error: &anyhow::Error) {
+        let (name, why) = (name.into(), format!("{error:#}"));
+        self.section().not_run.push(NotRun { name, why, failed: true });
+    }
+
+    /// Whether nothing went wrong.
+    pub fn is_whole(&self) -> bool {
+        !self.sections.iter().flat_map(|section| &section.not_run).any(|not_run| not_run.failed)
+    }
+
+    pub fn charts(&self) -> impl Iterator<Item = &Chart> {
+        self.sections.iter().flat_map(|section| &section.charts)
     }
 
     pub fn finish(&mut self) {
@@ -138,62 +208,35 @@ impl Report {
     pub fn to_json(&self) -> Result<String> {
         Ok(serde_json::to_string_pretty(self)?)
     }
-}
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}{}", self.suite, if self.quick { " (quick: noisy)" } else { "" })?;
-        writeln!(f, "{}", self.host)?;
-        writeln!(f, "load {} before, {} after", self.load_before, self.load_after)?;
-        if !self.rows.is_empty() {
-            writeln!(f)?;
-            self.rows(f)?;
-        }
-        let width = self.facts.iter().map(|fact| fact.name.chars().count()).max().unwrap_or(0);
-        for (at, fact) in self.facts.iter().enumerate() {
-            writeln!(f, "{}{:width$}  {}", if at == 0 { "\n" } else { "" }, fact.name, fact.value)?;
-        }
-        Ok(())
+    /// All rows, with the suite that found each.
+    fn rows(&self) -> impl Iterator<Item = (&str, &Row)> {
+        self.sections
+            .iter()
+            .flat_map(|section| section.rows.iter().map(|row| (section.suite.as_str(), row)))
     }
 }
 
-impl Report {
-    fn rows(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0);
-        writeln!(
-            f,
-            "{:width$}  {:>12}  {:>12}  {:>6}  {:>12}  {:>12}",
-            "median of the runs", "ours", "floor, peer", "ratio", "spread", "target"
-        )?;
-        for row in &self.rows {
-            let spread = format!("{}–{}", ratio(row.least), ratio(row.greatest));
-            let target = match row.target {
+impl Row {
+    /// The cells of a table, behind the name: ours, floor, ratio, spread, target, verdict.
+    fn cells(&self) -> [String; 6] {
+        [
+            self.unit.show(self.ours),
+            self.unit.show(self.floor),
+            ratio(self.ratio),
+            format!("{}–{}", ratio(self.least), ratio(self.greatest)),
+            match self.target {
                 Some(Target::Ratio(least)) => format!("≥ {least} ×"),
-                Some(Target::Rate(least)) => format!("≥ {}", row.unit.show(least)),
+                Some(Target::Rate(least)) => format!("≥ {}", self.unit.show(least)),
+                Some(Target::AtMost(most)) => format!("≤ {}", self.unit.show(most)),
                 None => String::new(),
-            };
-            let verdict = match row.met {
-                Some(true) => "met",
-                Some(false) => "MISSED",
-                None => "",
-            };
-            let line = format!(
-                "{:width$}  {:>12}  {:>12}  {:>6}  {spread:>12}  {target:>12}  {verdict}",
-                row.name,
-                row.unit.show(row.ours),
-                row.unit.show(row.floor),
-                ratio(row.ratio),
-            );
-            writeln!(f, "{}", line.trim_end())?;
-        }
-        writeln!(f, "\nfloors and notes")?;
-        for row in &self.rows {
-            writeln!(f, "  {}: {}", row.name, row.floor_is)?;
-            if !row.note.is_empty() {
-                writeln!(f, "    {}", row.note)?;
-            }
-        }
-        Ok(())
+            },
+            match self.met {
+                Some(true) => "met".to_owned(),
+                Some(false) => "MISSED".to_owned(),
+                None => String::new(),
+            },
+        ]
     }
 }
 
