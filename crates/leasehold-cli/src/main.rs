@@ -5,6 +5,7 @@
 
 mod args;
 mod child;
+mod clock;
 mod commands;
 mod config;
 mod exit;

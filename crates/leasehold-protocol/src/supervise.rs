@@ -79,6 +79,7 @@ fn worker(plan: &WorkerPlan) -> Process {
     option("poll", plan.poll.map(duration::format));
     option("grace", plan.grace.map(duration::format));
     option("fail-code", plan.fail_code.map(|code| code.to_string()));
+    option("log", plan.log.clone());
     words.push(plan.queue.all().join(","));
     words.push("--".to_owned());
     match &plan.command {

@@ -39,7 +39,7 @@ use leasehold::protocol::supervise;
 use leasehold::queue::Queue;
 use leasehold::store::Kind;
 use leasehold::sync::Replica;
-use leasehold::{Error, ErrorKind, Store, StoreTime, Version};
+use leasehold::{Error, ErrorKind, Store, StoreSettings, StoreTime, Version};
 use rustix::process::Signal;
 use tokio::sync::mpsc;
 
@@ -95,51 +95,16 @@ pub async fn run(args: &Args, store: &Store, supervise: &Supervise) -> anyhow::R
         Some(connect) => Some(Replica::open(&connect.open()?, store, &node).await?),
         None => None,
     };
-    let (events, heard) = mpsc::channel(64);
-    let now = store.env().clock().boot();
     let own_connections = config::connect(args)?.settings;
-    let mut supervisor = Supervisor {
-        store: store.clone(),
-        node,
-        state,
-        words,
-        usual: Limits {
-            connections: own_connections.connections,
-            requests_per_minute: own_connections.requests_per_minute,
-        },
-        drain: supervise.drain,
-        quiet: args.quiet,
-        events,
-        slots: Vec::new(),
-        ids: 0,
-        known: None,
-        carried_out: None,
-        refused: None,
-        every: supervise::EVERY,
-        queues: Vec::new(),
-        limits: (None, None),
-        seat: None,
-        looking: false,
-        telling: false,
-        seating: false,
-        started: now,
-        started_at: None,
-        clock: None,
-        samples: VecDeque::new(),
-        past: Report::default(),
-        errors: VecDeque::new(),
-        next_look: now,
-        next_report: now,
-        next_reap: now,
-        ending: None,
-        lost: false,
-        replica,
-        compiles: false,
-        given: None,
-        replicated: Vec::new(),
-        comparing: false,
-        syncing: None,
+    let usual = Limits {
+        connections: own_connections.connections,
+        requests_per_minute: own_connections.requests_per_minute,
     };
+    let (mut supervisor, heard) = Supervisor::new(store, node, state, replica);
+    supervisor.words = words;
+    supervisor.usual = usual;
+    supervisor.drain = supervise.drain;
+    supervisor.quiet = args.quiet;
     if let Some(exit) = supervisor.take_place(&mut signals).await? {
         return Ok(exit.into());
     }
@@ -238,6 +203,61 @@ struct End {
 }
 
 impl Supervisor {
+    /// One that has neither a plan nor its name yet, and where it hears of what happens.
+    fn new(
+        store: &Store,
+        node: String,
+        state: State,
+        replica: Option<Replica>,
+    ) -> (Self, mpsc::Receiver<Event>) {
+        let (events, heard) = mpsc::channel(64);
+        let now = store.env().clock().boot();
+        let usual = StoreSettings::default();
+        let supervisor = Self {
+            store: store.clone(),
+            node,
+            state,
+            words: Vec::new(),
+            usual: Limits {
+                connections: usual.connections,
+                requests_per_minute: usual.requests_per_minute,
+            },
+            drain: supervise::USUAL_DRAIN,
+            quiet: false,
+            events,
+            slots: Vec::new(),
+            ids: 0,
+            known: None,
+            carried_out: None,
+            refused: None,
+            every: supervise::EVERY,
+            queues: Vec::new(),
+            limits: (None, None),
+            seat: None,
+            looking: false,
+            telling: false,
+            seating: false,
+            started: now,
+            started_at: None,
+            clock: None,
+            samples: VecDeque::new(),
+            past: Report::default(),
+            errors: VecDeque::new(),
+            next_look: now,
+            next_report: now,
+            next_reap: now,
+            ending: None,
+            lost: false,
+            replica,
+            compiles: false,
+            given: None,
+            replicated: Vec::new(),
+            comparing: false,
+            syncing: None,
+        };
+        (supervisor, heard)
+    }
+
     fn now(&self) -> BootTime {
         self.store.env().clock().boot()
     }
@@ -528,3 +548,6 @@ async fn reap(store: Store, queues: Vec<String>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
