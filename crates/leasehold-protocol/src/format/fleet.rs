@@ -43,7 +43,7 @@ pub struct Fleet {
 pub struct NodePlan {
     /// Which nodes: names and patterns.
     pub name: Words,
-    /// How often the node reads the plan and writes its record: a GET and a PUT each time.
+    /// How often the node looks for another plan and writes its record: a HEAD and a PUT each time.
     #[serde(default, with = "duration::option", skip_serializing_if = "Option::is_none")]
     pub every: Option<Duration>,
     /// How many connections all its processes open together.

@@ -21,7 +21,7 @@ use super::invalid;
 use super::log::{End, Run};
 use crate::args::Args;
 use crate::args::queue::Work;
-use crate::child::{Pipes, Running, Warden};
+use crate::child::{self, Pipes, Running, Warden};
 use crate::exit::{Ending, Exit};
 use crate::supervised::{self, Leash, Report};
 use crate::{config, render};
@@ -97,6 +97,14 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     }
     if work.fail_code == 0 {
         return Err(invalid("--fail-code cannot be 0, which says that the task is done"));
+    }
+    // A node that lacks the program fails faster than all others work, and would have the whole queue given
+    // up. Its supervisor tells of it.
+    if args.supervised.is_some()
+        && let Some(program) = work.command.first().filter(|program| child::is_missing(program))
+    {
+        let program = program.to_string_lossy();
+        return Err(invalid(format!("cannot run {program}: there is no such program here")));
     }
     // It stands in every lease, and so must be there before the first claim.
     let warden = Warden::start()?;
