@@ -84,6 +84,12 @@ impl Env {
         Self { host, ..self }
     }
 
+    /// The same with another clock.
+    #[must_use]
+    pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
+        Self { clock, ..self }
+    }
+
     /// The clock.
     pub fn clock(&self) -> &dyn Clock {
         &*self.clock

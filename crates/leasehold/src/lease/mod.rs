@@ -106,6 +106,13 @@ pub struct HeldBy {
     pub(crate) is_us: bool,
 }
 
+impl HeldBy {
+    /// Whether that is this very process: an earlier attempt whose answer was lost.
+    pub fn is_us(&self) -> bool {
+        self.is_us
+    }
+}
+
 /// What asking a holder came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
@@ -547,7 +554,12 @@ fn held_by(seen: &Seen, left: Duration) -> Attempt {
         left,
         ask: record.and_then(|lease| lease.ask.clone()),
         is_us: record.and_then(|lease| lease.place.as_ref()).is_some_and(|place| {
-            place.process.pid == std::process::id() && place.boot_id == host::boot_id()
+            // The first processes of two containers have the same number.
+            host::here(BootTime::from_boot(Duration::ZERO)).is_some_and(|here| {
+                place.process == here.process
+                    && place.boot_id == here.boot_id
+                    && place.pid_ns == here.pid_ns
+            })
         }),
     }))
 }

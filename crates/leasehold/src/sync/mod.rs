@@ -117,12 +117,18 @@ impl Replica {
         &self.0.node
     }
 
-    /// The names of the queues that this replica has. No request to the bucket.
+    /// The names of the queues that this replica has. No request to the bucket. One whose settings are
+    /// damaged is left out, with a warning: it must not keep the others from their sync.
     pub async fn queues(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for name in Queue::list(self.local()).await? {
-            if self.queue(&name).await?.is_some() {
-                names.push(name);
+            match self.queue(&name).await {
+                Ok(Some(_)) => names.push(name),
+                Ok(None) => {}
+                Err(error) if error.is_about_data() => {
+                    tracing::warn!(queue = name, %error, "the replica of this queue cannot be read");
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(names)
