@@ -101,7 +101,7 @@ impl QueueCheck {
         if let Some(name) = self.keys.parse_record(key) {
             return match key.starts_with(&self.keys.completed()) {
                 true => self.receipt(state, applied, &name),
-                false => self.letter(applied, &name),
+                false => self.letter(state, applied, &name),
             };
         }
         Ok(())
@@ -125,7 +125,7 @@ impl QueueCheck {
             }
             let other = self.pushes.iter().any(|(inc, push)| push.id == name && inc != before);
             let newer = self.newer_stands(state, unit, applied.before.as_ref());
-            let done = self.done_in_bundle(&name, before);
+            let done = self.done_in_bundle(state, &name, before);
             let receipt = self.keys.receipt(unit).ok();
             let standing = receipt.is_some_and(|key| state.objects.get(&key).is_some());
             let push = self.pushes.entry(before.clone()).or_default();
@@ -168,10 +168,26 @@ impl QueueCheck {
         Ok(())
     }
 
-    /// Whether this task left a bundle late, and whoever had that by then did it there.
-    fn done_in_bundle(&self, name: &str, incarnation: &str) -> bool {
+    /// Whether this task left a bundle late, and whoever had that by then did it there. Or it failed for
+    /// one holder of the bundle, was retried as a dead letter, and another holder had done it: then the
+    /// bundle's receipt has its result.
+    fn done_in_bundle(&self, state: &State, name: &str, incarnation: &str) -> bool {
+        if !self.pieces.contains(name) {
+            return false;
+        }
         let bundle = incarnation.rsplit_once('.').and_then(|(bundle, _)| self.pushes.get(bundle));
-        bundle.is_some_and(|bundle| bundle.receipt.is_some()) && self.pieces.contains(name)
+        bundle.is_some_and(|bundle| bundle.receipt.is_some()) || self.has_result(state, name)
+    }
+
+    /// Whether the receipt of the bundle that this task was in has its result.
+    fn has_result(&self, state: &State, name: &str) -> bool {
+        let Some((bundle, n)) = name.rsplit_once('.') else { return false };
+        let Ok(n) = n.parse::<usize>() else { return false };
+        let receipts = format!("{}{bundle}-", self.keys.completed());
+        state.objects.under(&receipts).any(|(_, there)| {
+            let results = Receipt::parse(&there.body).ok().and_then(|receipt| receipt.results);
+            results.is_some_and(|results| results.get(n).is_some_and(Option::is_some))
+        })
     }
 
     /// Whether there is a receipt or dead letter of a later push of the same name.
@@ -235,7 +251,7 @@ impl QueueCheck {
         Ok(())
     }
 
-    fn letter(&mut self, applied: &Applied<'_>, name: &str) -> Verdict {
+    fn letter(&mut self, state: &State, applied: &Applied<'_>, name: &str) -> Verdict {
         let parse = |stored: &Option<Stored>| {
             stored.as_ref().and_then(|there| DeadLetter::parse(&there.body).ok())
         };
@@ -247,7 +263,7 @@ impl QueueCheck {
         if let (Some(before), None) = (parse(&applied.before), &applied.after) {
             let inc = before.task.incarnation;
             let done = self.pushes.get(&inc).is_some_and(|push| push.receipt.is_some());
-            let done = done || self.done_in_bundle(name, &inc);
+            let done = done || self.done_in_bundle(state, name, &inc);
             let again = self.pushes.iter().any(|(other, push)| push.id == name && *other != inc);
             if !(done || again || applied.label == "discard") {
                 return Err(format!("the dead letter of push {} is gone", short(&inc)));
