@@ -42,6 +42,10 @@ pub trait Clock: Debug + Send + Sync {
     fn boot(&self) -> BootTime;
     /// Completes after `span`.
     fn sleep(&self, span: Duration) -> BoxFuture<'static, ()>;
+    /// Returns after `span`, on this very thread: for moments that a runtime's timers are too coarse for.
+    fn nap(&self, span: Duration) {
+        std::thread::sleep(span);
+    }
 }
 
 /// Random bytes.

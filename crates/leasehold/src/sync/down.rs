@@ -488,6 +488,13 @@ impl Pair<'_> {
         };
         let version = object.meta.version;
         let theirs = incarnation(unit, &object.body, &version);
+        if let Unit::Task(id) = unit
+            && self.there.is_done_in_bundle(id).await?
+        {
+            // As in strict mode: whoever had the bundle did it there after all.
+            self.there.delete_work(&self.there.keys().part(unit, Part::Work)?, &version).await?;
+            return Ok(None);
+        }
         // First that it is not here, then that it was not done here: whoever does it writes the record
         // first (FIELD.md row 15).
         let mut view = self.look(unit, &Entry::default()).await?;

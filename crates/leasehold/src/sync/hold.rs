@@ -257,6 +257,7 @@ impl Pair<'_> {
         }
         let keys = self.local.keys();
         if let Some((_, version)) = view.work.take() {
+            self.note_shown(unit, view).await?;
             self.local.delete_work(&keys.part(unit, Part::Work)?, &version).await?;
         }
         // Whoever noticed that it lost the task may have gone already.

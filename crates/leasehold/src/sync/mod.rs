@@ -155,9 +155,11 @@ impl Replica {
                 format!("the queue {name:?} is a strict one: its tasks are not replicated");
             return Err(Error::invalid(message));
         }
+        // The time before the settings: whoever finds these pushes, and by this host's clock that may be
+        // due a day too late.
+        self.learn_time().await?;
         self.take_settings(&there).await?;
         self.note_settings(&there).await?;
-        self.learn_time().await?;
         let made = self.queue(name).await?;
         made.ok_or_else(|| Error::new(ErrorKind::Internal, "a replica was not made"))
     }

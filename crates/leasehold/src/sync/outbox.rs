@@ -43,15 +43,15 @@ impl Outbox {
     pub async fn pushing(
         &self,
         unit: &Unit,
-        chosen: bool,
-        scheduled: Option<StoreTime>,
+        incarnation: &str,
+        (chosen, scheduled): (bool, Option<StoreTime>),
         durability: Durability,
     ) -> Result<()> {
-        let writer = self.writer(Intent::Push);
+        let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(Intent::Push) };
         let note = |entry: &mut Entry| {
             entry.untold = true;
             entry.chosen |= chosen;
-            entry.scheduled = scheduled;
+            entry.scheduled = scheduled.or(entry.scheduled);
             entry.add(writer.clone());
         };
         self.note(unit, durability, &note).await
@@ -84,13 +84,22 @@ impl Outbox {
         self.note(unit, durability, &note).await
     }
 
-    /// The receipt that this process has announced was not written: somebody else's stands.
+    /// The record that this process has announced was not written: somebody else's stands.
     pub async fn not_finishing(&self, unit: &Unit, incarnation: &str) -> Result<()> {
-        let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(Intent::Finish) };
+        self.withdraw(unit, Intent::Finish, incarnation).await
+    }
+
+    /// The work that this process has announced was not pushed: another has its name.
+    pub async fn not_pushing(&self, unit: &Unit, incarnation: &str) -> Result<()> {
+        self.withdraw(unit, Intent::Push, incarnation).await
+    }
+
+    async fn withdraw(&self, unit: &Unit, intent: Intent, incarnation: &str) -> Result<()> {
+        let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(intent) };
         for _ in 0..64 {
             let Some((mut entry, version)) = self.entry(unit).await? else { return Ok(()) };
             entry.writers.retain(|announced| *announced != writer);
-            if self.rewrite(unit, &entry, version).await? {
+            if self.rewrite(unit, &entry, version).await?.is_some() {
                 break;
             }
         }
@@ -149,10 +158,15 @@ impl Outbox {
         Ok(self.store.head(&self.keys.entry(unit)?).await?.is_some())
     }
 
-    /// Writes down what was told, unless something was noted since.
-    pub async fn rewrite(&self, unit: &Unit, entry: &Entry, version: Version) -> Result<bool> {
+    /// Writes down what was told, unless something was noted since, and says in which version it stands.
+    pub async fn rewrite(
+        &self,
+        unit: &Unit,
+        entry: &Entry,
+        version: Version,
+    ) -> Result<Option<Version>> {
         let durability = if entry.untold { Durability::Durable } else { Durability::Volatile };
-        Ok(self.write(unit, entry, When::Matches(version), durability).await?.is_some())
+        self.write(unit, entry, When::Matches(version), durability).await
     }
 
     /// Removes an entry, unless something was noted since.
