@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context as _, Error, Result, anyhow, ensure};
 
@@ -31,10 +32,10 @@ pub struct Options {
     pub markdown: bool,
     /// Also what users would pick instead, in the same run; fetched into .peers/ the first time.
     /// Not every suite has some.
-    #[arg(long, conflicts_with = "quick")]
+    #[arg(long)]
     pub peers: bool,
     /// Larger folders, where a suite has some: minutes more, and gigabytes of disk.
-    #[arg(long, conflicts_with = "quick")]
+    #[arg(long)]
     pub large: bool,
     /// Only the benchmarks whose names contain this.
     #[arg(long, value_name = "NAME")]
@@ -74,6 +75,7 @@ pub fn run(suites: &[Suite], options: &Options) -> Result<()> {
     }
     for suite in suites {
         report.begin(suite.name);
+        let start = Instant::now();
         for bench in suite.benches.iter().filter(wanted) {
             eprintln!("{}: {} …", suite.name, bench.name);
             // Servers for tests panic where they do not start.
@@ -84,6 +86,7 @@ pub fn run(suites: &[Suite], options: &Options) -> Result<()> {
                 report.failed(bench.name, &error);
             }
         }
+        report.took(start.elapsed());
     }
     report.finish();
     match options {

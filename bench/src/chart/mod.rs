@@ -175,10 +175,7 @@ impl Curve {
 
     /// Exponent, that of the last step, the bound, and whether it holds.
     fn verdict(&self) -> [String; 4] {
-        let power = |exponent: Option<f64>| match exponent {
-            Some(exponent) => format!("n^{exponent:.2}"),
-            None => "–".to_owned(),
-        };
+        let power = |exponent: Option<f64>| exponent.map_or_else(|| "–".to_owned(), power);
         let most = self.points.iter().map(|(_, cost)| *cost).fold(0.0, f64::max);
         let missed = match (self.at_most, self.exponent) {
             (Some(Bound::Power(bound)), Some(exponent)) => Some(exponent > bound + SLACK),
@@ -238,6 +235,11 @@ fn slope(points: &[(f64, f64)]) -> Option<f64> {
     let spread = logs.iter().map(|(x, _)| (x - mean_x).powi(2)).sum::<f64>();
     let together = logs.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum::<f64>();
     (spread > 0.0).then(|| together / spread)
+}
+
+/// An exponent in words. Nothing is `-0.00`.
+fn power(exponent: f64) -> String {
+    format!("n^{:.2}", (exponent * 100.0).round() / 100.0 + 0.0)
 }
 
 /// At most four digits that count.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Chart, Cost, Curve};
+use super::{Chart, Cost, Curve, power};
 
 const PANEL: f64 = 330.0;
 const PLOT: (f64, f64) = (250.0, 210.0);
@@ -104,7 +104,7 @@ fn panel(out: &mut String, left: f64, size: &str, cost: Cost, curves: &[&Curve])
             at - 4.0,
             left + 20.0
         );
-        let exponent = curve.exponent.map_or_else(|| "none".to_owned(), |e| format!("n^{e:.2}"));
+        let exponent = curve.exponent.map_or_else(|| "none".to_owned(), power);
         text(out, (left + 26.0, at), "start", &format!("{}: {exponent}", curve.name));
     }
 }

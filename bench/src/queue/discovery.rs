@@ -36,7 +36,7 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
         let (mut millis, mut lists, mut memory) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rig.pairs() {
             let mut player = player(&arena.store_path(), name, 1)?;
-            millis.push(player.ask("first")?);
+            millis.push(player.ask("first back")?);
             let receipt = Receipt::of(&mut player)?;
             lists.push(receipt.usage.list as f64);
             memory.push(receipt.mib());

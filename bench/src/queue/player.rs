@@ -5,7 +5,8 @@
 //!   push TASKS PUSHERS BUNDLE   TASKS           all are pushed
 //!   drain                       COUNT NANOS     there is nothing left; how many were ours, and
 //!                                               when the last of them was acked
-//!   first                       MILLIS          one task: how long it took to claim; it is given back
+//!   first back|done             MILLIS          one task: how long it took to claim; then given back, or
+//!                                               acked
 //!   receipt                     JSON            what all of it took so far: see `Receipt`
 //! ```
 
@@ -57,8 +58,8 @@ pub fn run(options: &Options) -> Result<()> {
                 let (done, last) = runtime.block_on(drain(&queue, options.loops))?;
                 format!("{done} {last}")
             }
-            ["first"] => {
-                let (millis, claimed) = runtime.block_on(first(&queue, before))?;
+            ["first", then] => {
+                let (millis, claimed) = runtime.block_on(first(&queue, before, then))?;
                 used = Some(claimed);
                 millis.to_string()
             }
@@ -162,12 +163,16 @@ impl Receipt {
     }
 }
 
-/// How many milliseconds it took to get a task, and what it took else: giving it back is not in it.
-async fn first(queue: &Queue, before: Usage) -> Result<(f64, Receipt)> {
+/// How many milliseconds it took to get a task, and what it took else; what becomes of it is not in
+/// it.
+async fn first(queue: &Queue, before: Usage, then: &str) -> Result<(f64, Receipt)> {
     let start = Instant::now();
     let task = queue.worker("first").next().await?.context("nothing to do")?;
     let millis = start.elapsed().as_secs_f64() * 1e3;
     let receipt = Receipt::since(queue.store(), before)?;
-    task.give_back().await?;
+    match then {
+        "back" => task.give_back().await?,
+        _ => _ = task.ack().await?,
+    }
     Ok((millis, receipt))
 }

@@ -3,6 +3,8 @@
 mod markdown;
 mod text;
 
+use std::time::Duration;
+
 use anyhow::Result;
 use serde::Serialize;
 
@@ -116,6 +118,7 @@ pub struct NotRun {
 #[derive(Debug, Serialize)]
 pub struct Section {
     pub suite: String,
+    pub seconds: f64,
     pub facts: Vec<Fact>,
     pub rows: Vec<Row>,
     pub charts: Vec<Chart>,
@@ -150,6 +153,7 @@ impl Report {
     pub fn begin(&mut self, suite: &str) {
         self.sections.push(Section {
             suite: suite.to_owned(),
+            seconds: 0.0,
             facts: Vec::new(),
             rows: Vec::new(),
             charts: Vec::new(),
@@ -195,6 +199,11 @@ impl Report {
     /// Whether nothing went wrong.
     pub fn is_whole(&self) -> bool {
         !self.sections.iter().flat_map(|section| &section.not_run).any(|not_run| not_run.failed)
+    }
+
+    /// How long the suite took.
+    pub fn took(&mut self, time: Duration) {
+        self.section().seconds = time.as_secs_f64();
     }
 
     pub fn charts(&self) -> impl Iterator<Item = &Chart> {

@@ -19,6 +19,10 @@ impl fmt::Display for Report {
         for chart in self.charts() {
             write!(f, "\n{chart}")?;
         }
+        let timed = self.sections.iter().filter(|section| section.seconds > 0.0);
+        let took: Vec<String> =
+            timed.map(|section| format!("{} {:.0} s", section.suite, section.seconds)).collect();
+        writeln!(f, "\ntook: {}", took.join(", "))?;
         let mut first = true;
         for section in &self.sections {
             for not_run in &section.not_run {
