@@ -61,6 +61,7 @@ impl Index {
                 self.still_ours(new.started, new.tenure)?;
                 let first = mutant::is(Mutant::FirstShardWrite) && new.seen.is_none();
                 let when = if new.blind || first { When::Any } else { when };
+                let held = new.tenure.is_some();
                 let New { seen, tally, spool, current, last, schema, .. } = new;
                 let len = spool.len();
                 (done.bytes, done.created) = (len, seen.is_none());
@@ -75,7 +76,7 @@ impl Index {
                 };
                 match put {
                     Put::Stored(version) => {
-                        let after = Compacted { shard, version, before: seen, len, tally };
+                        let after = Compacted { shard, version, before: seen, len, tally, held };
                         self.note(after, current, last, schema, options).await;
                         Published::Stored
                     }
@@ -118,10 +119,16 @@ impl Index {
         schema: String,
         options: &CompactOptions,
     ) {
-        let Compacted { shard, version, before, len, tally } = after;
+        let Compacted { shard, version, before, len, tally, held } = after;
         let digest_before = tally.before.or(current.map(|s| s.digest)).unwrap_or_default();
         let deletions = current.map_or(tally.deletions_before, |statistics| statistics.deletions);
         let Ok(now) = self.now().await else { return };
+        // Only with the lease: without it, somebody else may have written it again by now.
+        let stamp = match held {
+            true => self.0.store.stamp(&self.0.layout.shard_text(shard)),
+            false => None,
+        };
+        let file = stamp.filter(|stamp| stamp.size() == Some(len)).and_then(|stamp| stamp.text());
         let statistics = Statistics {
             version: version.as_str().to_owned(),
             schema,
@@ -137,6 +144,7 @@ impl Index {
             digest_written: tally.written,
             digest_removed: tally.removed,
             last: tally.counts,
+            file,
         };
         let key = self.0.layout.statistics(shard);
         let write = Write::any().durability(Durability::Volatile);
@@ -188,4 +196,6 @@ struct Compacted {
     before: Option<Version>,
     len: u64,
     tally: Tally,
+    /// Whether its lease is held.
+    held: bool,
 }
