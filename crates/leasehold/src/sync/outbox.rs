@@ -3,6 +3,8 @@
 //! Noted before a push, a receipt or a dead letter, so that none of them can be without its entry. A
 //! claim is noted after it: one that nobody learns of costs others a race, and no task.
 
+use std::time::Duration;
+
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::lease::Place;
 use leasehold_protocol::format::outbox::{Entry, Intent, Writer};
@@ -11,8 +13,11 @@ use leasehold_protocol::layout::sync::SyncKeys;
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 
-use crate::store::{Delete, Durability, List, Put, Store, Unknown, Write};
+use crate::store::{Delete, Detail, Durability, List, Put, Store, Unknown, Write};
 use crate::{Error, Result, host};
+
+/// How many old duplicates are named at a time, about.
+const AT_ONCE: usize = 1000;
 
 /// The outbox of one queue of a replica.
 #[derive(Debug, Clone)]
@@ -201,16 +206,38 @@ impl Outbox {
         }
     }
 
-    /// How many tasks were done in vain.
-    pub async fn duplicates(&self) -> Result<u64> {
+    /// How many tasks were done in vain, as far as it is remembered of each; but not by these.
+    pub async fn duplicates(&self, except: &[String]) -> Result<u64> {
         let mut listing = self.store.list(List::prefix(self.keys.duplicates())?.unordered());
         let mut count = 0;
         while let Some(page) = listing.next_page().await? {
-            let counts =
-                page.entries.iter().filter_map(|e| self.keys.parse_duplicate(e.key.as_str()));
-            count += counts.sum::<u64>();
+            let keys = page.entries.iter().map(|entry| entry.key.as_str());
+            let counted = keys.filter(|key| !except.iter().any(|other| other == key));
+            count += counted.filter_map(|key| self.keys.parse_duplicate(key)).sum::<u64>();
         }
         Ok(count)
+    }
+
+    /// Some of those that are older than this, and how many tasks they count.
+    pub async fn old_duplicates(&self, retention: Duration) -> Result<(u64, Vec<String>)> {
+        let list = List::prefix(self.keys.duplicates())?.unordered().detail(Detail::Stat);
+        let mut listing = self.store.list(list);
+        let (mut count, mut old) = (0, Vec::new());
+        while let Some(page) = listing.next_page().await? {
+            let Some(now) = page.now else { continue };
+            for entry in page.entries {
+                let is_old = entry.modified.is_some_and(|at| now.since(at) >= retention);
+                if let (true, Some(tasks)) = (is_old, self.keys.parse_duplicate(entry.key.as_str()))
+                {
+                    count += tasks;
+                    old.push(entry.key.to_string());
+                }
+            }
+            if old.len() >= AT_ONCE {
+                break;
+            }
+        }
+        Ok((count, old))
     }
 
     /// Notes that a worker has nothing to do, or has again.

@@ -9,6 +9,7 @@ mod counted;
 mod crashes;
 mod faults;
 mod interleavings;
+mod odd;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -85,6 +85,10 @@ const LAST: Duration = Duration::from_secs(7);
 /// How long the store may take to answer before work begins without it: less than systemd waits for us to
 /// be ready.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the same trouble is not told again.
+const AGAIN: Duration = Duration::from_secs(3600);
+/// How many different ones are remembered for that.
+const MOST_TROUBLES: usize = 16;
 /// How long the last report may take.
 const GOODBYE: Duration = Duration::from_secs(5);
 
@@ -181,6 +185,8 @@ struct Supervisor {
     /// What processes did that are no more.
     past: Report,
     errors: VecDeque<NodeError>,
+    /// What was told lately, and when.
+    troubles: VecDeque<(String, BootTime)>,
     next_look: BootTime,
     next_report: BootTime,
     next_reap: BootTime,
@@ -249,6 +255,7 @@ impl Supervisor {
             samples: VecDeque::new(),
             past: Report::default(),
             errors: VecDeque::new(),
+            troubles: VecDeque::new(),
             next_look: now,
             next_report: now,
             next_reap: now,
@@ -566,7 +573,16 @@ impl Supervisor {
 
     /// Says what went wrong, and keeps it for the record.
     fn trouble(&mut self, text: String) {
-        render::say(format_args!("{} {text}", paint(WARN, "!")));
+        let now = self.now();
+        // A store that is away for days is told of once an hour.
+        self.troubles.retain(|(_, at)| now.since(*at) < AGAIN);
+        if !self.troubles.iter().any(|(said, _)| *said == text) {
+            render::say(format_args!("{} {text}", paint(WARN, "!")));
+            self.troubles.push_back((text.clone(), now));
+            if self.troubles.len() > MOST_TROUBLES {
+                self.troubles.pop_front();
+            }
+        }
         self.note_error(text);
     }
 }

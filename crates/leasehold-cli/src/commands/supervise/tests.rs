@@ -74,6 +74,59 @@ async fn a_day(seed: u64, mode: Mode, pending: usize) -> Usage {
     used
 }
 
+/// A supervisor of node `n` that has not begun, its store, and the folder of its state.
+fn fresh() -> (Supervisor, Store, tempfile::TempDir) {
+    let env = Fast::default().env();
+    let store = open(Memory::new(env.clone()), &env);
+    let folder = tempfile::tempdir().unwrap();
+    let state = State::open(folder.path().to_owned(), "n", "memory:").unwrap();
+    let (supervisor, _) = Supervisor::new(&store, "n".to_owned(), state, None);
+    (supervisor, store, folder)
+}
+
+/// The name was taken, and the answer got lost: whoever finds its own record there is not somebody else.
+#[tokio::test]
+async fn nobody_gives_way_to_itself() {
+    let (mut supervisor, store, _folder) = fresh();
+    let first = Seat::take(&store, "n", supervise::EVERY).await.unwrap().unwrap();
+    let held = Seat::take(&store, "n", supervise::EVERY).await.unwrap().unwrap_err();
+    supervisor.seated(Ok(Err(held.clone())));
+    assert!(supervisor.ending.is_none() && !supervisor.lost);
+    drop(first);
+    // By another process it is taken.
+    let text = store.get(&leasehold::Key::new("nodes/n.json").unwrap()).await.unwrap().unwrap();
+    assert!(String::from_utf8_lossy(&text.body).contains(&std::process::id().to_string()));
+}
+
+/// What is under way is not waited for by looking again and again.
+#[tokio::test]
+async fn nothing_is_waited_for_in_haste() {
+    let (mut supervisor, _, _folder) = fresh();
+    let now = supervisor.now();
+    let later = now.plus(Duration::from_secs(20));
+    (supervisor.next_look, supervisor.next_report, supervisor.next_reap) = (now, now, later);
+    assert!(supervisor.next_wake() <= Duration::from_millis(1));
+    (supervisor.looking, supervisor.seating) = (true, true);
+    assert!(supervisor.next_wake() >= Duration::from_secs(10));
+    (supervisor.looking, supervisor.seating, supervisor.telling) = (false, false, true);
+    assert!(supervisor.next_wake() <= Duration::from_millis(1), "a look is due");
+    supervisor.quiet = true;
+    supervisor.end();
+    assert!(supervisor.next_wake() >= Duration::from_secs(1), "but not for those who leave");
+}
+
+/// Days of the same are one line an hour, and all of it is in the record.
+#[tokio::test]
+async fn the_same_trouble_is_not_told_again_and_again() {
+    let (mut supervisor, _, _folder) = fresh();
+    for _ in 0..100 {
+        supervisor.trouble("away".to_owned());
+        supervisor.trouble("gone".to_owned());
+    }
+    assert_eq!(supervisor.troubles.len(), 2);
+    assert_eq!(supervisor.errors.len(), 5);
+}
+
 /// All that an idle node with a relaxed queue asks for in a day, its start included: at most 320 PUT and
 /// LIST, and 300 GET. As many with tasks that are here and not to be done.
 #[tokio::test]
