@@ -143,7 +143,7 @@ impl QueueCheck {
                 self.work_gone.insert(name.clone(), state.now);
             }
             let other = self.pushes.iter().any(|(inc, push)| push.id == name && inc != before);
-            let newer = self.newer_stands(state, unit, applied.before.as_ref());
+            let newer = self.newer_stands(&state.objects, unit, applied.before.as_ref());
             let done = self.done_in_bundle(state, &name, before);
             let receipt = self.keys.receipt(unit).ok();
             let standing = receipt.is_some_and(|key| state.objects.get(&key).is_some());
@@ -224,11 +224,16 @@ impl QueueCheck {
     }
 
     /// Whether there is a receipt or dead letter of a later push of the same name.
-    fn newer_stands(&self, state: &State, unit: &Unit, work: Option<&Stored>) -> bool {
+    pub(super) fn newer_stands(
+        &self,
+        objects: &Objects,
+        unit: &Unit,
+        work: Option<&Stored>,
+    ) -> bool {
         let Unit::Task(id) = unit else { return false };
         let Some(work) = work else { return false };
         let ours = Task::parse(&work.body, id, work.version.as_str()).pushed_at;
-        let read = |key: Option<leasehold::Key>| key.and_then(|key| state.objects.get(&key));
+        let read = |key: Option<leasehold::Key>| key.and_then(|key| objects.get(&key));
         let receipt = read(self.keys.receipt(unit).ok());
         let receipt = receipt.and_then(|there| Receipt::parse(&there.body).ok()?.pushed_at);
         let letter = read(self.keys.dead_letter(id).ok());

@@ -7,7 +7,7 @@ use leasehold::protocol::layout::queue::{Part, Unit};
 use leasehold::protocol::layout::sync::SyncKeys;
 use leasehold::queue::{Outcome, Pushed};
 
-use super::queue::{QueueCheck, incarnation, short};
+use super::queue::{Push, QueueCheck, incarnation, short};
 use super::{Applied, Verdict};
 use crate::objects::Stored;
 use crate::world::{DiskId, Life, State};
@@ -95,10 +95,12 @@ impl QueueCheck {
             return Ok(());
         }
         let Some(before) = before else { return Ok(()) };
-        let over = self.pushes.get(&before).is_some_and(super::queue::Push::is_over)
+        let over = self.pushes.get(&before).is_some_and(Push::is_over)
             || self.replicas.ended.contains(&(disk, before.clone()));
         let other = self.pushes.iter().any(|(inc, push)| push.id == name && *inc != before);
-        let done = self.has_result(&state.disks[disk].objects, &name);
+        let objects = &state.disks[disk].objects;
+        let done = self.has_result(objects, &name)
+            || self.newer_stands(objects, unit, applied.before.as_ref());
         match over || other || done || self.is_aside(state, disk, unit, &before) {
             true => Ok(()),
             false => Err(format!("push {} is gone from a replica, and is not over", short(&before))),
@@ -157,7 +159,11 @@ impl QueueCheck {
         let name = applied.key.replacen(&keys.set_aside(), &keys.outbox(), 1);
         let Some(unit) = keys.parse_entry(&name) else { return Ok(()) };
         let inc = incarnation(&unit, after);
-        match self.pushes.get(&inc).is_some_and(super::queue::Push::is_over) {
+        let name = unit.name();
+        let mut others = self.pushes.values().filter(|push| push.id == name);
+        // Or what lost its name to another, and never was anywhere else.
+        let lost = !self.pushes.contains_key(&inc) && others.any(|push| push.is_over());
+        match lost || self.pushes.get(&inc).is_some_and(Push::is_over) {
             true => Ok(()),
             false => Err(format!("push {} was set aside, and nobody removed it", short(&inc))),
         }
@@ -195,7 +201,7 @@ impl QueueCheck {
                 let mut pushes = self.pushes.iter();
                 pushes.any(|(other, push)| push.id == *name && other != inc && push.is_over())
             };
-            let over = self.pushes.get(inc).is_some_and(super::queue::Push::is_over);
+            let over = self.pushes.get(inc).is_some_and(Push::is_over);
             if !(over || (*chosen && other())) {
                 return Err(format!("push {} of {name} never reached the bucket", short(inc)));
             }
@@ -222,6 +228,9 @@ impl QueueCheck {
 
     /// Once everything has come to rest: every completion is recorded in the bucket, or counted as one
     /// that came second, and never both.
+    ///
+    /// Of what somebody removed, or what lost its name to another before the bucket heard of it, it does
+    /// not matter; and a receipt that gave way to a later push's may be told of again.
     pub fn counted(&self, state: &State) -> Verdict {
         let Ok(sync) = SyncKeys::new(QUEUE) else { return Ok(()) };
         for (n, disk) in state.disks.iter().enumerate() {
@@ -236,9 +245,12 @@ impl QueueCheck {
             for ((_, mark), about) in ours {
                 known.insert(mark.clone());
                 let (first, counted) = (self.recorded.contains(mark), marks.contains(mark));
-                // Of what somebody removed, it does not matter.
-                let removed = self.pushes.get(about).is_some_and(|push| push.removed);
-                if first == counted && (first || !removed) {
+                let push = self.pushes.get(about);
+                let matters = match first {
+                    true => push.is_some_and(|push| self.stands(state, push, mark)),
+                    false => push.is_some_and(|push| !push.removed),
+                };
+                if first == counted && matters {
                     let what = match first {
                         true => "is recorded, and counted as a duplicate",
                         false => "is neither recorded nor counted as a duplicate",
@@ -252,6 +264,16 @@ impl QueueCheck {
             }
         }
         Ok(())
+    }
+}
+
+impl QueueCheck {
+    /// Whether the receipt that stands for a push's name has this mark.
+    fn stands(&self, state: &State, push: &Push, mark: &str) -> bool {
+        let key = format!("{}{}.json", self.keys.completed(), push.id);
+        let mut there = state.objects.under(&key);
+        let read = |stored: &Stored| Receipt::parse(&stored.body).ok();
+        there.any(|(_, stored)| read(stored).is_some_and(|receipt| receipt.nonce == mark))
     }
 }
 

@@ -98,6 +98,10 @@ impl Queue {
                 promoted = false;
             }
         }
+        if let (Some(outbox), false) = (self.outbox(), promoted) {
+            // It gives way to what has its name, and will never show.
+            outbox.not_pushing(&unit, &task.incarnation).await?;
+        }
         self.delete_work(key, &object.meta.version).await?;
         Ok(promoted)
     }

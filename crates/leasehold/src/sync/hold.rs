@@ -256,8 +256,10 @@ impl Pair<'_> {
             self.revoke(unit, view).await?;
         }
         let keys = self.local.keys();
+        if view.work.is_some() && !self.note_shown(unit, view).await? {
+            return Ok(());
+        }
         if let Some((_, version)) = view.work.take() {
-            self.note_shown(unit, view).await?;
             self.local.delete_work(&keys.part(unit, Part::Work)?, &version).await?;
         }
         // Whoever noticed that it lost the task may have gone already.

@@ -91,19 +91,25 @@ impl Outbox {
 
     /// The record that this process has announced was not written: somebody else's stands.
     pub async fn not_finishing(&self, unit: &Unit, incarnation: &str) -> Result<()> {
-        self.withdraw(unit, Intent::Finish, incarnation).await
+        let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(Intent::Finish) };
+        self.withdraw(unit, &|announced| *announced == writer).await
     }
 
-    /// The work that this process has announced was not pushed: another has its name.
+    /// A push that was announced, by whomever, was not made, or gave way: another has its name.
     pub async fn not_pushing(&self, unit: &Unit, incarnation: &str) -> Result<()> {
-        self.withdraw(unit, Intent::Push, incarnation).await
+        let push = |announced: &Writer| {
+            announced.intent == Intent::Push && announced.incarnation == incarnation
+        };
+        self.withdraw(unit, &push).await
     }
 
-    async fn withdraw(&self, unit: &Unit, intent: Intent, incarnation: &str) -> Result<()> {
-        let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(intent) };
+    async fn withdraw(&self, unit: &Unit, which: &(impl Fn(&Writer) -> bool + Sync)) -> Result<()> {
         for _ in 0..64 {
             let Some((mut entry, version)) = self.entry(unit).await? else { return Ok(()) };
-            entry.writers.retain(|announced| *announced != writer);
+            if !entry.writers.iter().any(which) {
+                break;
+            }
+            entry.writers.retain(|announced| !which(announced));
             if self.rewrite(unit, &entry, version).await?.is_some() {
                 break;
             }

@@ -287,12 +287,14 @@ impl Pair<'_> {
 
     /// Writes down that what the entry announced has shown itself, before what shows it is removed. A
     /// sync that is cut off in between would leave an entry that waits for as long as those live who
-    /// announced it, and no task of this name would come down meanwhile.
-    pub(super) async fn note_shown(&self, unit: &Unit, view: &mut View) -> Result<()> {
-        if let (Some(entry), Some(version)) = (view.shown.take(), view.entry.take()) {
+    /// announced it, and no task of this name would come down meanwhile. `false` if something was noted
+    /// since: then nothing is to be removed, and the next sync tells of all.
+    pub(super) async fn note_shown(&self, unit: &Unit, view: &mut View) -> Result<bool> {
+        let Some(entry) = view.shown.take() else { return Ok(true) };
+        if let Some(version) = view.entry.take() {
             view.entry = self.outbox.rewrite(unit, &entry, version).await?;
         }
-        Ok(())
+        Ok(view.entry.is_some())
     }
 
     async fn tell_of_those_who_left(&self, bundle: &str) -> Result<Up> {
@@ -328,9 +330,10 @@ impl Pair<'_> {
         {
             self.outbox.count_duplicate(unit, &receipt.nonce).await?;
             up.duplicates += unit.tasks();
-            self.note_shown(unit, view).await?;
-            self.local.delete_work(&self.local.keys().receipt(unit)?, &version).await?;
-            entry.untold = false;
+            if self.note_shown(unit, view).await? {
+                self.local.delete_work(&self.local.keys().receipt(unit)?, &version).await?;
+                entry.untold = false;
+            }
             return Ok(());
         }
         match self.there.record_receipt(unit, &receipt, Proof::Bytes).await? {
