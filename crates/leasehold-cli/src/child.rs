@@ -93,6 +93,21 @@ pub fn own_program() -> std::io::Result<std::path::PathBuf> {
     }
 }
 
+/// Whether there is no such program to be started, as far as that can be told: not where its name is put
+/// together later.
+pub fn is_missing(program: &std::ffi::OsStr) -> bool {
+    let path = std::path::Path::new(program);
+    if program.is_empty() || program.to_string_lossy().contains('{') {
+        return false;
+    }
+    if path.components().count() > 1 || program.to_string_lossy().contains('/') {
+        return !path.is_file();
+    }
+    // Without it, the system has places of its own.
+    let Some(places) = std::env::var_os("PATH") else { return false };
+    !std::env::split_paths(&places).any(|place| place.join(path).is_file())
+}
+
 /// Whether the program shares a terminal with us, which sends it what is typed there.
 pub fn on_terminal() -> bool {
     std::io::IsTerminal::is_terminal(&std::io::stdin())

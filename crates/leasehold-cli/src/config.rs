@@ -119,6 +119,7 @@ pub fn connect(args: &Args) -> anyhow::Result<Connect> {
         (None, None) => DEFAULT_STORE.parse()?,
     };
     let mut connect = Connect::new(url);
+    connect.env = crate::clock::env();
     connect.settings = config.connection;
     if let Some(connections) = args.store.connections {
         connect.settings.connections = connections;
@@ -140,6 +141,7 @@ pub fn replica(args: &Args) -> anyhow::Result<Option<Connect>> {
         .or_else(|| config.replica.map(|path| folder.join(path)));
     Ok(path.map(|path| {
         let mut connect = Connect::new(StoreUrl::Directory(path));
+        connect.env = crate::clock::env();
         connect.force_network_fs = args.store.force_network_fs || config.force_network_fs;
         connect
     }))

@@ -5,11 +5,13 @@
 
 mod args;
 mod child;
+mod clock;
 mod commands;
 mod config;
 mod exit;
 mod render;
 mod supervised;
+mod voice;
 
 use std::process::ExitCode;
 
@@ -24,6 +26,12 @@ fn main() -> ExitCode {
         return code;
     }
     let args = Args::parse();
+    let talks_into_a_pipe = match &args.command {
+        Command::Supervise(supervise) => !supervise.print_unit,
+        _ => args.supervised.is_some(),
+    };
+    // Without it they talk as others do.
+    let _voice = talks_into_a_pipe.then(|| voice::Voice::detach().ok());
     start_logging(&args);
     let outcome = run(&args);
     let ending = match outcome {

@@ -10,7 +10,7 @@
 //!
 //! Standard error is for people, as ever. What goes wrong with these lines never stops the work.
 
-use std::io::{BufRead as _, Write as _};
+use std::io::BufRead as _;
 use std::time::Duration;
 
 use leasehold::Store;
@@ -52,6 +52,8 @@ pub struct Leash {
     node: String,
     cut: CancellationToken,
     told: Option<Report>,
+    /// What a supervisor that does not listen has not taken of the last line.
+    rest: Vec<u8>,
 }
 
 impl Leash {
@@ -61,6 +63,8 @@ impl Leash {
         let cut = CancellationToken::new();
         let (store, end) = (store.clone(), cut.clone());
         let runtime = tokio::runtime::Handle::current();
+        // Should it not listen, the work does not wait for it.
+        let _ = rustix::io::ioctl_fionbio(rustix::stdio::stdout(), true);
         // A thread of its own: reading standard input cannot be called off.
         std::thread::spawn(move || {
             for line in std::io::stdin().lock().lines() {
@@ -72,7 +76,7 @@ impl Leash {
             }
             end.cancel();
         });
-        Some(Self { node, cut, told: None })
+        Some(Self { node, cut, told: None, rest: Vec::new() })
     }
 
     /// Completes when the supervisor is gone.
@@ -90,12 +94,29 @@ impl Leash {
         if self.told.as_ref() == Some(&report) {
             return;
         }
+        // Half a line would spoil the next one.
+        if !self.pass_on() {
+            return;
+        }
         // Numbers and text always serialise.
-        let line = serde_json::to_string(&report).unwrap_or_default();
-        let mut out = std::io::stdout().lock();
-        // If nobody listens, the line is cut, and that is told otherwise.
-        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+        self.rest = serde_json::to_vec(&report).unwrap_or_default();
+        self.rest.push(b'\n');
+        self.pass_on();
         self.told = Some(report);
+    }
+
+    /// Writes what is left of a line, as far as it is taken. Says whether that was all.
+    fn pass_on(&mut self) -> bool {
+        while !self.rest.is_empty() {
+            match rustix::io::write(rustix::stdio::stdout(), &self.rest) {
+                Ok(written) => drop(self.rest.drain(..written)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return false,
+                // If nobody is there, the line is cut, and that is told otherwise.
+                Err(_) => self.rest.clear(),
+            }
+        }
+        true
     }
 }
 

@@ -79,6 +79,7 @@ fn worker(plan: &WorkerPlan) -> Process {
     option("poll", plan.poll.map(duration::format));
     option("grace", plan.grace.map(duration::format));
     option("fail-code", plan.fail_code.map(|code| code.to_string()));
+    option("log", plan.log.clone());
     words.push(plan.queue.all().join(","));
     words.push("--".to_owned());
     match &plan.command {
@@ -182,6 +183,53 @@ impl Restarts {
     /// Whether it ends again and again.
     pub fn is_loop(&self) -> bool {
         self.looping
+    }
+}
+
+/// How many lines of a process are passed on at once, after a rest…
+const LINES: u32 = 1000;
+/// … and how many in a second.
+const LINES_PER_SECOND: u32 = 20;
+
+/// How much a process may say: a command that says the same all day must not fill a disk with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flow {
+    /// Lines that may be passed on, and since when.
+    left: u32,
+    since: Duration,
+    dropped: u64,
+}
+
+impl Default for Flow {
+    fn default() -> Self {
+        Self { left: LINES, since: Duration::ZERO, dropped: 0 }
+    }
+}
+
+impl Flow {
+    /// A line came; `now` counts from anywhere. `None` if it is dropped, else how many were before it.
+    pub fn line(&mut self, now: Duration) -> Option<u64> {
+        let seconds = u32::try_from(now.saturating_sub(self.since).as_secs()).unwrap_or(u32::MAX);
+        if seconds > 0 {
+            self.left =
+                self.left.saturating_add(seconds.saturating_mul(LINES_PER_SECOND)).min(LINES);
+            self.since = now;
+        }
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                Some(self.dropped())
+            }
+            None => {
+                self.dropped += 1;
+                None
+            }
+        }
+    }
+
+    /// How many lines were dropped since this was last told.
+    pub fn dropped(&mut self) -> u64 {
+        std::mem::take(&mut self.dropped)
     }
 }
 

@@ -46,8 +46,8 @@ pub enum LocalLease {
 pub struct Local {
     /// The work, if it waits or is being done.
     pub work: Option<String>,
-    /// Whether it waits for its time.
-    pub scheduled: bool,
+    /// The same that waits for its time.
+    pub scheduled: Option<String>,
     /// Its lease.
     pub lease: LocalLease,
     /// Its receipt.
@@ -87,9 +87,15 @@ pub enum TellLease {
 
 /// What the bucket is to be told, by an entry and by what the replica shows.
 pub fn tell(entry: &Entry, local: &Local) -> Tale {
+    // A record of another push may have been told of long ago, and have given way there since.
+    let names = |record: &String| {
+        *record == entry.incarnation
+            || entry.earlier.contains(record)
+            || entry.writers.iter().any(|writer| writer.incarnation == *record)
+    };
     let is_about = |record: &Option<String>| match (record, &local.work) {
         (None, _) => false,
-        (Some(_), None) => true,
+        (Some(record), None) => entry.incarnation.is_empty() || names(record),
         (Some(record), Some(work)) => record == work || *record == entry.incarnation,
     };
     let end = match (is_about(&local.receipt), is_about(&local.letter)) {
@@ -100,8 +106,9 @@ pub fn tell(entry: &Entry, local: &Local) -> Tale {
     // Receipts and dead letters win: what has one is not open any more, whatever stands beside it.
     let over =
         |work: &String| local.receipt.as_ref() == Some(work) || local.letter.as_ref() == Some(work);
-    let open =
-        local.work.as_ref().is_some_and(|work| !over(work)) || (local.scheduled && end.is_none());
+    let open = local.work.as_ref().is_some_and(|work| !over(work));
+    // What waits for its time is open also where an earlier push of its name came to an end.
+    let waits = local.scheduled.as_ref().is_some_and(|work| !over(work));
     if mutant::is(Mutant::Resurrection) {
         return Tale { end, push: true, lease: Some(TellLease::Hold) };
     }
@@ -115,7 +122,7 @@ pub fn tell(entry: &Entry, local: &Local) -> Tale {
         // A crash is counted by whoever takes the task over, here or there.
         LocalLease::Dead | LocalLease::Foreign | LocalLease::None => None,
     };
-    Tale { end, push: open && entry.untold, lease }
+    Tale { end, push: (open || waits) && entry.untold, lease }
 }
 
 /// Whether the bucket is to be told first that an earlier push was given up: there it may be pending
@@ -145,9 +152,16 @@ pub fn is_settled(entry: &Entry, local: &Local, is_gone: impl Fn(usize) -> bool)
 /// Whether the replica shows that what was announced has happened.
 fn shows(entry: &Entry, local: &Local, writer: &Writer) -> bool {
     match writer.intent {
-        Intent::Push => {
+        // As earlier versions noted it.
+        Intent::Push if writer.incarnation.is_empty() => {
             let ended = local.receipt.is_some() || local.letter.is_some();
-            ended || local.work.is_some() || local.scheduled
+            ended || local.work.is_some() || local.scheduled.is_some()
+        }
+        // That very push: another of its name says nothing about what is to come.
+        Intent::Push => {
+            let Local { work, scheduled, receipt, letter, .. } = local;
+            let shown = [work, scheduled, receipt, letter];
+            shown.iter().any(|shown| shown.as_ref() == Some(&writer.incarnation))
         }
         Intent::Finish => {
             let about = |incarnation: &String| {
@@ -166,6 +180,16 @@ pub fn forget_seen(entry: &mut Entry, local: &Local) {
     let seen: Vec<bool> = entry.writers.iter().map(|writer| shows(entry, local, writer)).collect();
     let mut seen = seen.into_iter();
     entry.writers.retain(|_| !seen.next().unwrap_or(false));
+}
+
+/// Sees to it that a push that is announced, and yet to come, will be told of: what was told was about
+/// others of its name.
+pub fn keep_announced(entry: &mut Entry, before: &Entry) {
+    if entry.writers.iter().any(|writer| writer.intent == Intent::Push) {
+        entry.untold |= before.untold;
+        entry.chosen |= before.chosen;
+        entry.scheduled = entry.scheduled.or(before.scheduled);
+    }
 }
 
 /// The field of a lease in the bucket that names the replica it came from.

@@ -44,6 +44,9 @@ impl Clock for NodeClock {
     fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
         Box::pin(self.0.sleep_on(self.1, span))
     }
+
+    /// Nothing happens meanwhile: whoever naps between two looks at a disk has the looks to wait for.
+    fn nap(&self, _: Duration) {}
 }
 
 #[derive(Debug)]

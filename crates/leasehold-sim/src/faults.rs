@@ -43,10 +43,12 @@ pub struct Faults {
     pub no_conditional_delete: f64,
     /// Somebody leaves a damaged or empty record where a lease should be.
     pub damage: f64,
+    /// A machine with a replica does not reach the store for a long while: how many times per machine.
+    pub offline: f64,
 }
 
 /// Every fault by its name.
-pub const NAMES: [&str; 19] = [
+pub const NAMES: [&str; 20] = [
     "deaths",
     "stalls",
     "lost-request",
@@ -66,6 +68,7 @@ pub const NAMES: [&str; 19] = [
     "unsorted",
     "no-conditional-delete",
     "damage",
+    "offline",
 ];
 
 impl Faults {
@@ -91,6 +94,7 @@ impl Faults {
             "unsorted" => &mut self.unsorted,
             "no-conditional-delete" => &mut self.no_conditional_delete,
             "damage" => &mut self.damage,
+            "offline" => &mut self.offline,
             _ => return None,
         })
     }
@@ -145,6 +149,11 @@ impl Faults {
                 let rate = rng.between(1, most) as f64;
                 faults.rate(name).into_iter().for_each(|fault| *fault = rate);
             }
+        }
+        // By dice of its own, so that the seeds of scenarios without it stay what they are.
+        let mut dice = rng.clone().fork(1);
+        if dice.chance(there) {
+            faults.offline = dice.between(1, 3) as f64;
         }
         faults
     }

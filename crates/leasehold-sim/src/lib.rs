@@ -18,6 +18,7 @@
 //! that a `kill -9` would not clean up.
 
 pub mod check;
+pub mod disk;
 pub mod env;
 pub mod faults;
 pub mod net;

@@ -21,7 +21,7 @@ struct Args {
     /// Replays one seed and prints its history.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Only this scenario: locks, queue, index, purge or mixed. By default the seed chooses.
+    /// Only this scenario: locks, queue, index, purge, mixed or sync. By default the seed chooses.
     #[arg(long)]
     scenario: Option<String>,
     /// Rates that take the place of the seed's own: `ghost=0.1,crashes=2`; `calm` for none.

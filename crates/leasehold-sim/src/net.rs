@@ -106,6 +106,11 @@ impl State {
         let request = |ask: Ask, answer: Option<Arc<Waiting>>, late: bool| {
             What::Arrive(Box::new(Request { life, label, ask, answer, back, judged: false, late }))
         };
+        if self.now < self.nodes[life.node].offline_until {
+            let after = self.until_noticed();
+            self.answer_in(after, life, &waiting, Reply::None);
+            return waiting;
+        }
         let storm = self.now < self.storm_until && self.hits(0.8);
         if storm || self.hits(faults.unavailable) {
             self.answer_in(there + back, life, &waiting, Reply::None);
@@ -147,7 +152,8 @@ impl State {
         waiting
     }
 
-    fn hits(&mut self, rate: f64) -> bool {
+    /// Whether something goes wrong now that goes wrong at this rate.
+    pub fn hits(&mut self, rate: f64) -> bool {
         self.troubled && self.rng.chance(rate)
     }
 
@@ -348,7 +354,8 @@ impl State {
     }
 }
 
-fn excerpt(body: &[u8]) -> String {
+/// As much of a body as fits into a line.
+pub fn excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let text: String = text
         .chars()

@@ -44,6 +44,8 @@ pub struct Objects {
     pub broken: Option<Broken>,
     /// The order of listings.
     pub order: Order,
+    /// Times are told to the microsecond, as a directory tells them.
+    pub fine: bool,
 }
 
 /// For how long old states are shown.
@@ -117,14 +119,14 @@ impl Objects {
             None => Get::Absent,
             Some(stored) if unless == Some(&stored.version) => Get::Unchanged,
             Some(stored) => {
-                Get::Found(Object { body: stored.body.clone(), meta: meta(stored, now) })
+                Get::Found(Object { body: stored.body.clone(), meta: self.meta(stored, now) })
             }
         }
     }
 
     /// What a HEAD is told.
     pub fn look(&self, key: &Key, now: StoreTime) -> Option<Meta> {
-        self.shown(key, now).map(|stored| meta(stored, now))
+        self.shown(key, now).map(|stored| self.meta(stored, now))
     }
 
     /// A page of a listing, and where the next one begins.
@@ -149,7 +151,7 @@ impl Objects {
                     let entry = Entry {
                         key: key.clone(),
                         size: Some(stored.body.len() as u64),
-                        modified: Some(stored.written.floor_to_second()),
+                        modified: Some(self.told(stored.written)),
                         version: Some(stored.version.clone()),
                     };
                     (text, Some(entry))
@@ -161,7 +163,7 @@ impl Objects {
             }
         }
         let more = items.len() > most;
-        let mut page = Page { now: Some(now.floor_to_second()), ..Page::default() };
+        let mut page = Page { now: Some(self.told(now)), ..Page::default() };
         let mut last = None;
         for (n, ((_, text), entry)) in items.into_iter().take(most).enumerate() {
             last = Some(text.clone());
@@ -184,13 +186,17 @@ impl Objects {
             Order::Hash => format!("{:016x}", xxh3_64(key.as_bytes())),
         }
     }
-}
 
-fn meta(stored: &Stored, now: StoreTime) -> Meta {
-    Meta {
-        version: stored.version.clone(),
-        modified: stored.written.floor_to_second(),
-        now: now.floor_to_second(),
-        size: stored.body.len() as u64,
+    fn told(&self, time: StoreTime) -> StoreTime {
+        if self.fine { time } else { time.floor_to_second() }
+    }
+
+    fn meta(&self, stored: &Stored, now: StoreTime) -> Meta {
+        Meta {
+            version: stored.version.clone(),
+            modified: self.told(stored.written),
+            now: self.told(now),
+            size: stored.body.len() as u64,
+        }
     }
 }

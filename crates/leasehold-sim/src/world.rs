@@ -14,6 +14,7 @@ use std::time::Duration;
 use leasehold::StoreTime;
 
 use crate::check::Checker;
+use crate::disk::Disk;
 use crate::faults::{Broken, Faults};
 use crate::net::{Reply, Request};
 use crate::objects::Objects;
@@ -41,6 +42,9 @@ impl std::fmt::Debug for World {
 
 /// A node by its number.
 pub type NodeId = usize;
+
+/// A disk by its number.
+pub type DiskId = usize;
 
 /// One life of a node's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +91,12 @@ pub struct Node {
     pub began: Micros,
     /// Until when a process that it started outlives it.
     pub child_until: Micros,
+    /// Whose clocks it goes by: processes of one machine have the same.
+    clocks: NodeId,
+    /// The disk of its machine, if it has one.
+    pub disk: Option<DiskId>,
+    /// It does not reach the store before this.
+    pub offline_until: Micros,
     restarted: Option<Waker>,
 }
 
@@ -106,6 +116,8 @@ pub enum What {
     Pause(NodeId, Micros),
     /// A node's wall clock is set.
     Jump(NodeId, i64),
+    /// A node does not reach the store until this.
+    Offline(NodeId, Micros),
     /// The store is overloaded until this.
     Storm(Micros),
     /// Somebody damages the object at a key.
@@ -165,6 +177,8 @@ pub struct State {
     pub nodes: Vec<Node>,
     /// The store.
     pub objects: Objects,
+    /// The disks of machines that have one. They outlive every process.
+    pub disks: Vec<Disk>,
     /// What must hold.
     pub check: Checker,
     /// What happened.
@@ -206,6 +220,7 @@ impl World {
             page,
             nodes: Vec::new(),
             objects,
+            disks: Vec::new(),
             check: Checker::default(),
             trace: Trace::new(record),
             violation: None,
@@ -230,6 +245,7 @@ impl World {
         };
         let drift = if skewed { state.rng.below(1001) as i64 - 500 } else { 0 };
         let boot = state.rng.between(1_000_000, 86_400_000_000);
+        let clocks = state.nodes.len();
         state.nodes.push(Node {
             name: name.to_owned(),
             epoch: 1,
@@ -244,9 +260,27 @@ impl World {
             label: "",
             began: 0,
             child_until: 0,
+            clocks,
+            disk: None,
+            offline_until: 0,
             restarted: None,
         });
         state.nodes.len() - 1
+    }
+
+    /// Adds a disk, with nothing on it.
+    pub fn add_disk(&self) -> DiskId {
+        let mut state = self.state();
+        state.disks.push(Disk::default());
+        state.disks.len() - 1
+    }
+
+    /// Puts a node on the machine that has this disk: with the clocks of whoever was the first there.
+    pub fn on_disk(&self, node: NodeId, disk: DiskId) {
+        let mut state = self.state();
+        let first = state.nodes.iter().position(|other| other.disk == Some(disk));
+        let of = &mut state.nodes[node];
+        (of.disk, of.clocks) = (Some(disk), first.unwrap_or(node));
     }
 
     /// Randomness for one life of a node.
@@ -264,7 +298,7 @@ impl World {
     /// Waits for this long by a node's clock.
     pub fn sleep_on(&self, life: Life, span: Duration) -> Sleep {
         let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX / 4).min(u64::MAX / 4);
-        let drift = self.state().nodes[life.node].drift;
+        let drift = self.state().clocks_of(life.node).drift;
         // A clock that runs fast is through sooner.
         let real = (i128::from(micros) * 1_000_000 / i128::from(1_000_000 + drift)) as u64;
         self.sleep_of(Some(life), real.max(1))
@@ -346,16 +380,21 @@ impl State {
         StoreTime::from_micros(EPOCH + self.now as i64)
     }
 
+    /// Whoever has the clocks that this node goes by.
+    fn clocks_of(&self, node: NodeId) -> &Node {
+        &self.nodes[self.nodes[node].clocks]
+    }
+
     /// A node's boot clock. One that stops during suspend is a known mistake.
     pub fn boot(&self, node: NodeId) -> Micros {
-        let node = &self.nodes[node];
+        let node = self.clocks_of(node);
         let now = self.now + node.boot;
         (i128::from(now) * i128::from(1_000_000 + node.drift) / 1_000_000) as u64
     }
 
     /// A node's wall clock.
     pub fn wall(&self, node: NodeId) -> StoreTime {
-        let node = &self.nodes[node];
+        let node = self.clocks_of(node);
         let drifted = i128::from(self.now) * i128::from(node.drift) / 1_000_000;
         StoreTime::from_micros(EPOCH + self.now as i64 + drifted as i64 + node.wall_off)
     }
@@ -398,7 +437,9 @@ impl State {
                 if until > self.now {
                     return self.at(until, What::Answer(life, waiting, reply));
                 }
-                wakers.extend(waiting.answer(reply));
+                // Cut off while it was under way.
+                let offline = self.now < self.nodes[life.node].offline_until;
+                wakers.extend(waiting.answer(if offline { Reply::None } else { reply }));
             }
             What::Crash(node) => {
                 if self.nodes[node].alive {
@@ -433,7 +474,13 @@ impl State {
             }
             What::Jump(node, by) => {
                 self.note(node, || format!("its wall clock jumps by {} s", by / 1_000_000));
-                self.nodes[node].wall_off += by;
+                let clocks = self.nodes[node].clocks;
+                self.nodes[clocks].wall_off += by;
+            }
+            What::Offline(node, until) => {
+                self.note(node, || format!("is cut off until {} s", until / 1_000_000));
+                let of = &mut self.nodes[node];
+                of.offline_until = until.max(of.offline_until);
             }
             What::Storm(until) => self.storm_until = until,
             What::Damage(key) => self.damage(&key),

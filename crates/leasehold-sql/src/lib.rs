@@ -12,6 +12,9 @@
 
 mod table;
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use leasehold::index::{Index, IndexSettings};
 use leasehold::{Error, ErrorKind, Result, Store};
 use rusqlite::Connection;
@@ -51,6 +54,8 @@ pub struct Database {
     runtime: Handle,
     settings: IndexSettings,
     parallel: usize,
+    /// The indexes that are known, as they are spelled.
+    names: RefCell<BTreeSet<String>>,
 }
 
 impl Database {
@@ -63,12 +68,20 @@ impl Database {
         parallel: usize,
     ) -> Result<Self> {
         let connection = Connection::open_in_memory().map_err(failed)?;
-        Ok(Self { connection, store: store.clone(), runtime, settings, parallel })
+        let (store, names) = (store.clone(), RefCell::default());
+        Ok(Self { connection, store, runtime, settings, parallel, names })
     }
 
     /// Makes an index known under its name. [`Database::query`] does so for whatever a query names.
     pub fn add(&self, index: &Index) -> Result<()> {
-        table::register(&self.connection, index, &self.runtime, self.parallel).map_err(failed)
+        let name = index.name();
+        let mut names = self.names.borrow_mut();
+        if let Some(other) = names.iter().find(|other| *other != name && is_same(other, name)) {
+            return Err(one_table(other, name));
+        }
+        table::register(&self.connection, index, &self.runtime, self.parallel).map_err(failed)?;
+        names.insert(name.to_owned());
+        Ok(())
     }
 
     /// Runs a query and hands the answer over as it comes.
@@ -96,12 +109,30 @@ impl Database {
         Ok(())
     }
 
+    /// Refuses a query that may mean an index which SQLite takes for another: the answer would be the
+    /// other's.
+    fn tell_apart(&self, sql: &str) -> Result<()> {
+        for name in &*self.names.borrow() {
+            for spelled in other_spellings(sql, name) {
+                // Not every word is an index, and not every text can be one.
+                let found = self.runtime.block_on(Index::find(&self.store, spelled));
+                if let Ok(Some(_)) = found {
+                    return Err(one_table(name, spelled));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Prepares a query, opening the indexes that it names one by one as SQLite asks for them.
     fn prepare(&self, sql: &str) -> Result<rusqlite::Statement<'_>> {
         let mut opened: Vec<String> = Vec::new();
         loop {
             let error = match self.connection.prepare(sql) {
-                Ok(statement) => return Ok(statement),
+                Ok(statement) => {
+                    self.tell_apart(sql)?;
+                    return Ok(statement);
+                }
                 Err(error) => error,
             };
             let text = error.to_string();
@@ -113,6 +144,34 @@ impl Database {
             opened.push(name);
         }
     }
+}
+
+/// Whether SQLite takes two names for one.
+fn is_same(one: &str, other: &str) -> bool {
+    one.eq_ignore_ascii_case(other)
+}
+
+fn one_table(one: &str, other: &str) -> Error {
+    Error::new(
+        ErrorKind::Invalid,
+        format!(
+            "the indexes {one:?} and {other:?} differ in case only, which SQL does not tell apart: \
+             copy one of them to another name (index copy)"
+        ),
+    )
+}
+
+/// Where a name stands in a query, spelled in other ways than this.
+fn other_spellings<'a>(sql: &'a str, name: &str) -> BTreeSet<&'a str> {
+    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || !byte.is_ascii();
+    let (bytes, len) = (sql.as_bytes(), name.len());
+    let starts = 0..(bytes.len() + 1).saturating_sub(len);
+    let alone = |at: &usize| {
+        let before = at.checked_sub(1).and_then(|before| bytes.get(before));
+        !before.is_some_and(is_part) && !bytes.get(at + len).is_some_and(is_part)
+    };
+    let spelled = starts.filter(alone).filter_map(|at| sql.get(at..at + len));
+    spelled.filter(|text| *text != name && is_same(text, name)).collect()
 }
 
 /// The table in "no such table: main.domains in SELECT …".

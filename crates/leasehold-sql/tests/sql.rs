@@ -286,3 +286,38 @@ async fn names_of_fields_are_quoted() {
     );
     assert_eq!(ask(&store, "select \"a\"\"b\" v from odd").await.unwrap(), "v\n\"v\"");
 }
+
+/// SQLite takes names that differ in case only for one. The answer is never another index's.
+#[tokio::test(flavor = "multi_thread")]
+async fn indexes_that_differ_in_case_only_are_not_mixed_up() {
+    let store = Store::memory();
+    for (name, n) in [("sites", 1), ("Sites", 2), ("site", 3)] {
+        let index = index(&store, name, &["domain:domain", "n:integer"]).await;
+        index.put(&json!({"domain": "a.example", "n": n})).await.unwrap();
+    }
+    for (sql, answer) in [
+        ("select n from sites", "n\n1"),
+        ("select n from Sites", "n\n2"),
+        ("select n, 'SITES', N as SITE from \"sites\"", "n|'SITES'|SITE\n1|\"SITES\"|1"),
+        ("select N from site where SITE.n = 3", "n\n3"),
+    ] {
+        let text = ask(&store, sql).await.unwrap();
+        assert_eq!(text.to_lowercase(), answer.to_lowercase(), "{sql}");
+    }
+    for sql in [
+        "select a.n, b.n from sites a join Sites b using (domain)",
+        "select a.n, b.n from Sites a join \"sites\" b using (domain)",
+    ] {
+        let error = ask(&store, sql).await.unwrap_err();
+        assert!(error.to_string().contains("differ in case only"), "{sql}: {error}");
+    }
+    // Also where they are asked for one after the other.
+    let (store, runtime) = (store.clone(), tokio::runtime::Handle::current());
+    let second = tokio::task::spawn_blocking(move || {
+        let database = Database::new(&store, runtime, IndexSettings::default(), 1)?;
+        database.query("select n from sites", &mut Text::default())?;
+        database.query("select n from Sites", &mut Text::default())
+    });
+    let error = second.await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("differ in case only"), "{error}");
+}

@@ -42,6 +42,10 @@ pub trait Clock: Debug + Send + Sync {
     fn boot(&self) -> BootTime;
     /// Completes after `span`.
     fn sleep(&self, span: Duration) -> BoxFuture<'static, ()>;
+    /// Returns after `span`, on this very thread: for moments that a runtime's timers are too coarse for.
+    fn nap(&self, span: Duration) {
+        std::thread::sleep(span);
+    }
 }
 
 /// Random bytes.
@@ -82,6 +86,12 @@ impl Env {
     #[must_use]
     pub fn on(self, host: Arc<dyn Host>) -> Self {
         Self { host, ..self }
+    }
+
+    /// The same with another clock.
+    #[must_use]
+    pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
+        Self { clock, ..self }
     }
 
     /// The clock.

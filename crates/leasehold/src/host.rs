@@ -48,6 +48,25 @@ pub fn boot_id() -> &'static str {
     ID.get_or_init(|| system::boot_id().unwrap_or_default())
 }
 
+/// What tells a folder of this machine from a copy of it, here or elsewhere: the machine, and the folder's
+/// place on its disk. `None` where that cannot be told, or if it is not there yet.
+pub(crate) fn folder(store: &crate::Store) -> Option<String> {
+    if store.kind() != crate::store::Kind::Directory {
+        return None;
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        let folder = std::fs::metadata(store.url()).ok()?;
+        let born = folder.created().ok().and_then(|at| {
+            at.duration_since(std::time::UNIX_EPOCH).ok().map(|since| since.as_micros())
+        });
+        Some(format!("{} {} {}", system::machine(), folder.ino(), born.unwrap_or_default()))
+    }
+    #[cfg(not(unix))]
+    None
+}
+
 /// The process with this number, as it can be recognised later.
 pub fn process(pid: u32) -> Option<Process> {
     Some(Process { pid, start: start_time(pid)? })
@@ -94,6 +113,14 @@ mod system {
     pub fn boot_id() -> Option<String> {
         let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         Some(id.trim().to_owned())
+    }
+
+    /// Which machine this is; what it runs on, too, because cards are copied whole. Only what everybody may
+    /// read: all processes of a node must come to the same.
+    pub fn machine() -> String {
+        let files = ["/etc/machine-id", "/proc/device-tree/serial-number"];
+        let texts = files.map(|file| std::fs::read_to_string(file).unwrap_or_default());
+        texts.map(|text| text.trim_matches(['\0', '\n', ' ']).to_owned()).join("/")
     }
 
     pub fn pid_namespace() -> String {
@@ -166,6 +193,10 @@ mod system {
             std::process::Command::new("sysctl").args(["-n", "kern.bootsessionuuid"]).output();
         let id = String::from_utf8(done.ok()?.stdout).ok()?.trim().to_owned();
         (!id.is_empty()).then_some(id)
+    }
+
+    pub fn machine() -> String {
+        super::host_name()
     }
 
     pub fn is_plain(_: u32) -> bool {

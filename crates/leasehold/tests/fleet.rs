@@ -98,8 +98,9 @@ async fn a_day(every: Duration) -> (u64, u64) {
         seat.report(&record(every)).await.unwrap();
     }
     let used = store.usage().since(&before);
-    assert_eq!(used.requests(), used.put + used.get, "nothing but these: {used:?}");
-    (used.put, used.get)
+    assert_eq!(used.requests(), used.put + used.head, "nothing but these: {used:?}");
+    // A HEAD costs what a GET does, and counts as one.
+    (used.put, used.head)
 }
 
 /// A node whose queues are all relaxed: with 24 LISTs and 24 GETs of its sync, at most 320 PUT and
@@ -118,6 +119,26 @@ async fn an_idle_day_of_a_strict_node() {
     let (put, get) = a_day(supervise::EVERY).await;
     assert!((1500..=1646).contains(&put) && put == get, "{put} {get}");
     assert!(put as f64 * 0.005 / 1000.0 + get as f64 * 0.0004 / 1000.0 < 0.01);
+}
+
+/// Neither written nor read: a mistake must not take the memory of a whole fleet.
+#[tokio::test]
+async fn a_plan_that_is_too_long_is_refused() {
+    let world = world();
+    let store = &world.store;
+    let long = "# ".repeat(600_000);
+    let error = fleet::set(store, Spelling::Toml, &long).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let key = Spelling::Toml.key().unwrap();
+    let _ = store.put(&key, long.into(), leasehold::Write::any()).await.unwrap();
+    let before = store.usage();
+    let error = fleet::look(store, None).await.unwrap_err();
+    assert!(error.to_string().contains("too long for a plan: 1200000 bytes"), "{error}");
+    let used = store.usage().since(&before);
+    assert_eq!((used.get, used.bytes_received), (0, 0), "{used:?}");
+    // What can be read is read again.
+    let _ = store.put(&key, "# short".into(), leasehold::Write::any()).await.unwrap();
+    assert_eq!(fleet::look(store, None).await.unwrap().unwrap().text, "# short");
 }
 
 #[tokio::test]

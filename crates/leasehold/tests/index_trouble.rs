@@ -260,6 +260,42 @@ async fn foreign_shards_show_the_latest_record() {
     assert_eq!(n(&index, KEY).await, Some(json!(3)));
 }
 
+/// A reason that cannot be read is the reason of one entry: the others are shown, and so are its rows.
+#[tokio::test]
+async fn an_unreadable_reason_hides_nothing() {
+    let store = Store::memory();
+    let index = index(&store, &usual()).await;
+    for name in ["one", "two"] {
+        let file = format!("indexes/domains/inbox/a3/{name}.usv");
+        drop_file(&store, &file, &format!("{KEY}\x1f{name}\x1f2024-02-15T10:30:01Z\n")).await;
+        index.compact().await.unwrap();
+    }
+    let entries = index.quarantined().await.unwrap();
+    assert_eq!(entries.len(), 2);
+    for damage in ["", "{\"source\": 3}", "\u{0}\u{1}"] {
+        let file = format!("indexes/domains/quarantine/{}.json", entries[0].id);
+        drop_file(&store, &file, damage).await;
+        let again = index.quarantined().await.unwrap();
+        assert_eq!(again.len(), 2, "{damage:?}");
+        assert_eq!(again[0].id, entries[0].id);
+        assert_eq!(again[0].reason.shard, "a3");
+        assert!(again[0].reason.reasons[0].contains("cannot be read"), "{:?}", again[0]);
+        assert_eq!(again[1].reason, entries[1].reason);
+        let (_, rows) = index.show_quarantined(&entries[0].id).await.unwrap().unwrap();
+        assert!(!rows.is_empty());
+        assert_eq!(index.retry_quarantined(&entries[0].id).await.unwrap(), Some((0, 1)));
+    }
+    // Once the rows fit, they come back and the entry goes.
+    let schema = Schema::new(fields(&["domain:domain", "n"])).unwrap();
+    index.set_schema(schema, true).await.unwrap();
+    for entry in &entries {
+        assert_eq!(index.retry_quarantined(&entry.id).await.unwrap(), Some((1, 0)));
+    }
+    assert!(index.quarantined().await.unwrap().is_empty());
+    assert!(keys(&store, "indexes/domains/quarantine/").await.is_empty());
+    assert!(n(&index, KEY).await.is_some());
+}
+
 /// A shard of a client that does not normalise keys holds rows that belong elsewhere: a compaction
 /// brings them home, and every row is accounted for.
 #[tokio::test]

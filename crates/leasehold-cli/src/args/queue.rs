@@ -1,6 +1,7 @@
 //! What can be asked of queues.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, Subcommand};
@@ -227,6 +228,11 @@ pub struct Work {
     /// The name under which tasks are claimed [default: host:pid]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+
+    /// Append a line of JSON to this file for each run: which task, and how it ended. Whoever keeps it
+    /// short replaces it: it is opened anew for each line
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
 
     /// The command and its arguments. {} is the task, {id}, {attempt}, {token} and {queue} what they
     /// say; the task is also on standard input. Exit code 0: done, with what it printed as the

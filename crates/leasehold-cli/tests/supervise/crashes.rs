@@ -133,3 +133,67 @@ command = "echo {} >> ran; sleep 0.02"
     ran.dedup();
     assert_eq!(ran.len(), 100);
 }
+
+/// A node that lacks a program tells of it, and leaves the tasks to the others.
+#[test]
+fn a_program_that_is_not_there_costs_no_task() {
+    let place = directory();
+    let plan = |command: &str| {
+        place.plan(&format!(
+            "[[node]]\nname = \"n\"\nevery = \"1s\"\n[[node.worker]]\nqueue = \"q\"\ncommand = {command}\n"
+        ));
+    };
+    plan("[\"./no-such-program\", \"{}\"]");
+    place.push("q", 0..5);
+    let supervisor = place.supervise(&[]);
+    place.node_when("a crash loop", |node| node["crash_loop"] == true);
+    let shown = place.ok(&["nodes"]);
+    assert!(shown.contains("cannot run ./no-such-program"), "{shown}");
+    assert_eq!(place.counts("q"), [5, 0, 0, 0], "none was tried");
+    plan("[\"true\", \"{}\"]");
+    wait_until("all is done", || place.counts("q") == [0, 0, 5, 0]);
+    supervisor.end();
+}
+
+/// The first process of a container gets whatever loses its parent, and waits for it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_first_process_leaves_no_zombies() {
+    let place = directory();
+    place.plan(SLOW);
+    place.push("q", 0..2);
+    let mut words = vec!["--pid", "--fork", "--kill-child", "--mount-proc", BIN];
+    words.extend(["supervise", "--node", "n"]);
+    let with = |program: &str| {
+        let ours = place.command(&[]);
+        let mut command = Command::new(program);
+        command.current_dir(place.path()).stdin(Stdio::null());
+        command.envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command
+    };
+    if !with("unshare").args(&words[..4]).arg("true").status().is_ok_and(|done| done.success()) {
+        eprintln!("NOT TESTED: this takes the right to make a process namespace");
+        return;
+    }
+    let said = File::create(place.path().join("said")).unwrap();
+    let unshare = Running(with("unshare").args(&words).stderr(said).spawn().unwrap());
+    wait_until("both run", || place.lines("began").len() == 2);
+    let children = |pid: u64| -> Vec<u64> {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    };
+    let first = children(unshare.pid())[0];
+    let worker = children(first)[0];
+    let below = children(worker);
+    assert!(!below.is_empty(), "a warden and a sitter at least");
+    signal(worker, "KILL");
+    let is_listed = |pid: u64| std::path::Path::new(&format!("/proc/{pid}")).exists();
+    wait_until("nothing is left of it", || {
+        !is_listed(worker) && !below.iter().any(|p| is_listed(*p))
+    });
+    go(&place);
+    wait_until("all is done", || place.counts("q") == [0, 0, 2, 0]);
+    signal(first, "TERM");
+    assert_eq!(unshare.ending(), Some(0));
+}

@@ -11,6 +11,7 @@ mod idle;
 mod nodes;
 mod plan;
 mod relaxed;
+mod trouble;
 
 use std::fs::File;
 use std::path::Path;

@@ -43,7 +43,7 @@ pub struct Fleet {
 pub struct NodePlan {
     /// Which nodes: names and patterns.
     pub name: Words,
-    /// How often the node reads the plan and writes its record: a GET and a PUT each time.
+    /// How often the node looks for another plan and writes its record: a HEAD and a PUT each time.
     #[serde(default, with = "duration::option", skip_serializing_if = "Option::is_none")]
     pub every: Option<Duration>,
     /// How many connections all its processes open together.
@@ -89,6 +89,9 @@ pub struct WorkerPlan {
     /// The exit code that says that a task will never work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fail_code: Option<u8>,
+    /// A file to which a line is appended for each run. Costs no request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<String>,
 }
 
 /// Compilers that do the same.
@@ -268,6 +271,7 @@ impl WorkerPlan {
             return Err(format!("env: {name:?} cannot be the name of a variable"));
         }
         let texts = self.command.all().iter().chain(self.env.keys()).chain(self.env.values());
+        let texts = texts.chain(&self.log);
         match texts.into_iter().any(|text| text.contains('\0')) {
             true => Err("a command cannot contain NUL".to_owned()),
             false => Ok(()),

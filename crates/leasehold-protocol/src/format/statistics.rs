@@ -88,12 +88,25 @@ pub struct Statistics {
     pub digest_removed: Digest,
     /// What the last compaction did.
     pub last: Counts,
+    /// What the file system said of the shard when it was written, in a directory: who finds the same
+    /// knows without reading it that a compiler wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
 }
 
 impl Statistics {
     /// The statistics in these bytes. Damaged ones are as good as none.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         serde_json::from_slice(bytes).ok()
+    }
+
+    /// Whether the statistics in these bytes are of the file of which the file system says this.
+    pub fn are_of_file(bytes: &[u8], file: &str) -> bool {
+        #[derive(Deserialize)]
+        struct Of<'a> {
+            file: Option<&'a str>,
+        }
+        serde_json::from_slice::<Of<'_>>(bytes).is_ok_and(|of| of.file == Some(file))
     }
 
     /// Their bytes.
@@ -166,6 +179,7 @@ mod tests {
                 rows_after: 9,
                 moved: 0,
             },
+            file: None,
         }
     }
 
@@ -174,6 +188,21 @@ mod tests {
         let golden = include_bytes!("../../../../golden/statistics-1.json");
         assert_eq!(Statistics::parse(golden), Some(example()));
         assert_eq!(example().to_bytes(), golden);
+        // In a directory.
+        let file = Some("1f-200-697dc5fc-75bca00-697dc5fc-8f0d180".to_owned());
+        let golden = include_bytes!("../../../../golden/statistics-2.json");
+        assert_eq!(Statistics::parse(golden), Some(Statistics { file: file.clone(), ..example() }));
+        assert_eq!(Statistics { file, ..example() }.to_bytes(), golden);
+    }
+
+    #[test]
+    fn a_file_is_recognised() {
+        let of = Statistics { file: Some("1f-200".into()), ..example() };
+        assert_eq!(Statistics::parse(&of.to_bytes()), Some(of.clone()));
+        assert!(Statistics::are_of_file(&of.to_bytes(), "1f-200"));
+        assert!(!Statistics::are_of_file(&of.to_bytes(), "1f-201"));
+        assert!(!Statistics::are_of_file(&example().to_bytes(), ""));
+        assert!(!Statistics::are_of_file(b"{", "1f-200"));
     }
 
     #[test]

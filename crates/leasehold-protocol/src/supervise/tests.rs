@@ -168,3 +168,17 @@ proptest! {
         prop_assert!(ours >= 1 && each >= 1);
     }
 }
+
+#[test]
+fn a_flood_of_lines_is_cut_and_counted() {
+    let mut flow = Flow::default();
+    let at = |seconds: u64| Duration::from_secs(1000 + seconds);
+    let passed = (0..5000).filter(|_| flow.line(at(0)).is_some()).count();
+    assert_eq!(passed, 1000);
+    assert_eq!(flow.line(at(1)), Some(4000), "what was dropped is told with the next line");
+    let passed = (0..5000).filter(|_| flow.line(at(1)).is_some()).count();
+    assert_eq!((passed, flow.dropped()), (19, 4981));
+    // After a rest as much as at first, and no more, however long it was.
+    let passed = (0..5000).filter(|_| flow.line(at(1_000_000)).is_some()).count();
+    assert_eq!(passed, 1000);
+}

@@ -12,7 +12,7 @@ fn at(seconds: i64) -> StoreTime {
 
 fn local(work: Option<&str>, lease: LocalLease) -> Local {
     let work = work.map(str::to_owned);
-    Local { work, scheduled: false, lease, receipt: None, letter: None }
+    Local { work, scheduled: None, lease, receipt: None, letter: None }
 }
 
 fn entry() -> Entry {

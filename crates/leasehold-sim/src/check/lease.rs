@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use leasehold::protocol::format::lease::{Lease, Place, State as LeaseState};
+use leasehold::protocol::sync::REPLICA_FIELD;
 
 use super::{Applied, Verdict};
 use crate::world::{Life, State};
@@ -51,13 +52,17 @@ impl Leases {
                 false => Err("a damaged lease was taken too soon".to_owned()),
             };
         };
-        let same = after.as_ref().is_some_and(|after| after.lease_id == before.lease_id);
+        // Which of its processes has the task is a replica's own business.
+        let replica = replica_of(&before);
+        let within = replica.is_some() && replica == after.as_ref().and_then(replica_of);
+        let same = within || after.as_ref().is_some_and(|after| after.lease_id == before.lease_id);
         if before.state == LeaseState::Held && !same {
             let ttl = before.ttl.unwrap_or(USUAL);
             let stale = age * 10 >= ttl * 9;
             let gone =
                 before.place.as_ref().is_some_and(|place| is_gone(state, place, applied.life));
             let own = before.place.as_ref().is_some_and(|p| p.process.pid == applied.life.pid());
+            let own = own || (replica.is_some() && replica == state.replica_of(applied.life));
             // A late one that still applies met the very bytes that it was meant for: they were late, too.
             let late = applied.late || state.objects.deletes_blindly;
             let removed = after.is_none() && (own || late);
@@ -101,6 +106,11 @@ impl Leases {
         *highest = token;
         Ok(())
     }
+}
+
+/// Which replica's lease this is.
+fn replica_of(lease: &Lease) -> Option<String> {
+    lease.other.get(REPLICA_FIELD)?.as_str().map(str::to_owned)
 }
 
 /// Whether whoever took it could see that the holder, and what it ran, are gone.

@@ -4,9 +4,10 @@
 pub mod index;
 pub mod lease;
 pub mod queue;
+pub mod replica;
 
 use crate::objects::Stored;
-use crate::world::{Life, State};
+use crate::world::{DiskId, Life, State};
 
 /// A write that was carried out.
 #[derive(Debug)]
@@ -52,6 +53,19 @@ impl State {
         if let Err(what) = verdict {
             let node = &self.nodes[applied.life.node].name;
             self.violate(format!("{}: {what} (by {node})", applied.key));
+        }
+    }
+}
+
+impl State {
+    /// Checks what was written to a machine's disk.
+    pub fn applied_here(&mut self, disk: DiskId, applied: Applied<'_>) {
+        let Some(mut queue) = self.check.queue.take() else { return };
+        let verdict = queue.applied_here(self, disk, &applied);
+        self.check.queue = Some(queue);
+        if let Err(what) = verdict {
+            let node = &self.nodes[applied.life.node].name;
+            self.violate(format!("disk {disk}: {}: {what} (by {node})", applied.key));
         }
     }
 }

@@ -9,19 +9,24 @@ use leasehold::protocol::layout::queue::{Part, QueueKeys, Unit};
 use leasehold::protocol::lease::SLACK;
 use leasehold::queue::Acked;
 
+use super::replica::Replicas;
 use super::{Applied, Verdict};
-use crate::objects::Stored;
+use crate::objects::{Objects, Stored};
 use crate::world::{Life, Micros, State};
 
 /// What is known of one push.
 #[derive(Debug, Default)]
-struct Push {
-    id: String,
+pub(super) struct Push {
+    pub(super) id: String,
     /// Its receipt: nonce, worker, token, when.
     receipt: Option<(String, String, u64, Micros)>,
     letter: bool,
     /// Somebody removed it on purpose, or it gave way to another of its name.
-    removed: bool,
+    pub(super) removed: bool,
+    /// Whether its receipt came from a replica, whose worker had no lease in the bucket.
+    relaxed: bool,
+    /// Who first wrote it.
+    by: Option<Life>,
     /// It was pending, and not only scheduled.
     pending: bool,
     /// It was scheduled: one that was pushed with its name meanwhile counts.
@@ -32,11 +37,22 @@ struct Push {
     first: bool,
 }
 
+impl Push {
+    /// Done, given up, or removed on purpose.
+    pub(super) fn is_over(&self) -> bool {
+        self.receipt.is_some() || self.letter || self.removed
+    }
+}
+
 /// What is known of the queue.
 #[derive(Debug)]
 pub struct QueueCheck {
-    keys: QueueKeys,
-    pushes: BTreeMap<String, Push>,
+    pub(super) keys: QueueKeys,
+    pub(super) pushes: BTreeMap<String, Push>,
+    /// The marks of all receipts that ever stood in the bucket.
+    pub(super) recorded: BTreeSet<String>,
+    /// What is known of the nodes' replicas.
+    pub(super) replicas: Replicas,
     /// Which lives have seen which receipts, and since when.
     seen: BTreeMap<(u32, String), Micros>,
     /// When leases were taken, by name and token.
@@ -58,6 +74,8 @@ impl QueueCheck {
         Some(Self {
             keys: QueueKeys::new(name, shards).ok()?,
             pushes: BTreeMap::new(),
+            recorded: BTreeSet::new(),
+            replicas: Replicas::default(),
             seen: BTreeMap::new(),
             claimed: BTreeMap::new(),
             created: BTreeMap::new(),
@@ -101,7 +119,7 @@ impl QueueCheck {
         if let Some(name) = self.keys.parse_record(key) {
             return match key.starts_with(&self.keys.completed()) {
                 true => self.receipt(state, applied, &name),
-                false => self.letter(applied, &name),
+                false => self.letter(state, applied, &name),
             };
         }
         Ok(())
@@ -117,6 +135,7 @@ impl QueueCheck {
         let before = applied.before.as_ref().map(|there| incarnation(unit, there));
         let after = applied.after.as_ref().map(|there| incarnation(unit, there));
         let name = unit.name();
+        let disk = state.nodes[applied.life.node].disk;
         if let Some(before) = &before
             && after.as_ref() != Some(before)
         {
@@ -124,13 +143,16 @@ impl QueueCheck {
                 self.work_gone.insert(name.clone(), state.now);
             }
             let other = self.pushes.iter().any(|(inc, push)| push.id == name && inc != before);
-            let newer = self.newer_stands(state, unit, applied.before.as_ref());
-            let done = self.done_in_bundle(&name, before);
+            let newer = self.newer_stands(&state.objects, unit, applied.before.as_ref());
+            let done = self.done_in_bundle(state, &name, before);
             let receipt = self.keys.receipt(unit).ok();
             let standing = receipt.is_some_and(|key| state.objects.get(&key).is_some());
+            let born = self.replicas.born_on(before);
             let push = self.pushes.entry(before.clone()).or_default();
-            let over = push.receipt.is_some() || push.letter || push.removed;
+            let over = push.is_over();
             let may = match applied.label {
+                // The same in a sync: of what was pushed there, and of nothing else (FIELD.md row 14).
+                _ if disk.is_some() => other && born == disk,
                 // Taken away on purpose.
                 "purge" => true,
                 // The pusher found that the name was completed meanwhile.
@@ -158,7 +180,18 @@ impl QueueCheck {
         }
         if let Some(after) = after {
             let back = !scheduled && before.as_ref() != Some(&after);
-            let push = self.pushes.entry(after).or_default();
+            let push = self.pushes.entry(after.clone()).or_default();
+            let by = *push.by.get_or_insert(applied.life);
+            // A sync that tells what another told before must know what became of it (FIELD.md row 15).
+            if back
+                && disk.is_some()
+                && push.receipt.is_some()
+                && by != applied.life
+                && !applied.late
+                && !push.scheduled
+            {
+                return Err(format!("push {} is back after it was done", short(&after)));
+            }
             push.id = name;
             // Also one that is sent again because its answer got lost and it is not there any more.
             push.late |= applied.late || (back && push.pending);
@@ -168,18 +201,39 @@ impl QueueCheck {
         Ok(())
     }
 
-    /// Whether this task left a bundle late, and whoever had that by then did it there.
-    fn done_in_bundle(&self, name: &str, incarnation: &str) -> bool {
+    /// Whether this task left a bundle late, and whoever had that by then did it there. Or it failed for
+    /// one holder of the bundle, was retried as a dead letter, and another holder had done it: then the
+    /// bundle's receipt has its result.
+    fn done_in_bundle(&self, state: &State, name: &str, incarnation: &str) -> bool {
+        if !self.pieces.contains(name) {
+            return false;
+        }
         let bundle = incarnation.rsplit_once('.').and_then(|(bundle, _)| self.pushes.get(bundle));
-        bundle.is_some_and(|bundle| bundle.receipt.is_some()) && self.pieces.contains(name)
+        bundle.is_some_and(|bundle| bundle.receipt.is_some()) || self.has_result(&state.objects, name)
+    }
+
+    /// Whether the receipt of the bundle that this task was in has its result.
+    pub(super) fn has_result(&self, objects: &Objects, name: &str) -> bool {
+        let Some((bundle, n)) = name.rsplit_once('.') else { return false };
+        let Ok(n) = n.parse::<usize>() else { return false };
+        let receipts = format!("{}{bundle}-", self.keys.completed());
+        objects.under(&receipts).any(|(_, there)| {
+            let results = Receipt::parse(&there.body).ok().and_then(|receipt| receipt.results);
+            results.is_some_and(|results| results.get(n).is_some_and(Option::is_some))
+        })
     }
 
     /// Whether there is a receipt or dead letter of a later push of the same name.
-    fn newer_stands(&self, state: &State, unit: &Unit, work: Option<&Stored>) -> bool {
+    pub(super) fn newer_stands(
+        &self,
+        objects: &Objects,
+        unit: &Unit,
+        work: Option<&Stored>,
+    ) -> bool {
         let Unit::Task(id) = unit else { return false };
         let Some(work) = work else { return false };
         let ours = Task::parse(&work.body, id, work.version.as_str()).pushed_at;
-        let read = |key: Option<leasehold::Key>| key.and_then(|key| state.objects.get(&key));
+        let read = |key: Option<leasehold::Key>| key.and_then(|key| objects.get(&key));
         let receipt = read(self.keys.receipt(unit).ok());
         let receipt = receipt.and_then(|there| Receipt::parse(&there.body).ok()?.pushed_at);
         let letter = read(self.keys.dead_letter(id).ok());
@@ -193,6 +247,7 @@ impl QueueCheck {
         }
         let Some(after) = &applied.after else { return Ok(()) };
         let receipt = Receipt::parse(&after.body).map_err(|error| error.to_string())?;
+        self.recorded.insert(receipt.nonce.clone());
         let push = self.pushes.entry(receipt.incarnation.clone()).or_default();
         if let Some((nonce, worker, token, _)) = &push.receipt {
             // Known, and in docs/proof.md: two pushes of one name within two seconds, each delivered once
@@ -218,6 +273,9 @@ impl QueueCheck {
             };
         }
         push.receipt = Some((receipt.nonce, receipt.worker, receipt.token, state.now));
+        push.relaxed = state.nodes[applied.life.node].disk.is_some();
+        // It may be known by this alone: it was pushed and done where the bucket was out of reach.
+        push.id = name.to_owned();
         self.completions += 1;
         // A bundle is done when each of its tasks is, or has left it.
         if let Some((bundle, count)) = name.rsplit_once('-')
@@ -235,7 +293,7 @@ impl QueueCheck {
         Ok(())
     }
 
-    fn letter(&mut self, applied: &Applied<'_>, name: &str) -> Verdict {
+    fn letter(&mut self, state: &State, applied: &Applied<'_>, name: &str) -> Verdict {
         let parse = |stored: &Option<Stored>| {
             stored.as_ref().and_then(|there| DeadLetter::parse(&there.body).ok())
         };
@@ -247,7 +305,7 @@ impl QueueCheck {
         if let (Some(before), None) = (parse(&applied.before), &applied.after) {
             let inc = before.task.incarnation;
             let done = self.pushes.get(&inc).is_some_and(|push| push.receipt.is_some());
-            let done = done || self.done_in_bundle(name, &inc);
+            let done = done || self.done_in_bundle(state, name, &inc);
             let again = self.pushes.iter().any(|(other, push)| push.id == name && *other != inc);
             if !(done || again || applied.label == "discard") {
                 return Err(format!("the dead letter of push {} is gone", short(&inc)));
@@ -288,6 +346,7 @@ impl QueueCheck {
         if let (Some((_, _, _, done)), Some(created)) =
             (&push.receipt, self.created.get(&(id.to_owned(), token)))
             && done < created
+            && !push.relaxed
         {
             return Err(format!(
                 "{id}: a worker claimed a task that was done, and gone, and was handed it"
@@ -297,9 +356,9 @@ impl QueueCheck {
     }
 
     /// Whether this token is of the task's own lease, and not of a bundle's.
-    pub fn is_single(&self, state: &State, id: &str, token: u64) -> bool {
+    pub fn is_single(&self, objects: &Objects, id: &str, token: u64) -> bool {
         let key = self.keys.part(&Unit::Task(id.to_owned()), Part::Lease);
-        let there = key.ok().and_then(|key| state.objects.get(&key));
+        let there = key.ok().and_then(|key| objects.get(&key));
         let lease = there.and_then(|there| Lease::parse(&there.body).ok());
         lease.is_some_and(|lease| lease.token == Some(token))
     }
@@ -385,11 +444,11 @@ impl QueueCheck {
     /// Once everything has come to rest: every push was done, given up, or removed on purpose.
     pub fn at_the_end(&self) -> Verdict {
         for (inc, push) in &self.pushes {
-            if push.receipt.is_none() && !push.letter && !push.removed && !push.id.is_empty() {
+            if !push.is_over() && !push.id.is_empty() {
                 return Err(format!("push {} of {} is lost", short(inc), push.id));
             }
         }
-        Ok(())
+        self.promises_kept()
     }
 
     /// What is still there that should not be.
@@ -403,7 +462,8 @@ impl QueueCheck {
     }
 }
 
-fn incarnation(unit: &Unit, there: &Stored) -> String {
+/// Which push of a task or bundle this is.
+pub(super) fn incarnation(unit: &Unit, there: &Stored) -> String {
     match unit {
         Unit::Task(id) => Task::parse(&there.body, id, there.version.as_str()).incarnation,
         Unit::Bundle(id, _) => Bundle::parse(&there.body, id)
@@ -411,6 +471,6 @@ fn incarnation(unit: &Unit, there: &Stored) -> String {
     }
 }
 
-fn short(incarnation: &str) -> &str {
+pub(super) fn short(incarnation: &str) -> &str {
     incarnation.get(..8).unwrap_or(incarnation)
 }

@@ -3,6 +3,7 @@
 mod index;
 mod locks;
 mod queue;
+mod sync;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +11,14 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use leasehold::{ErrorKind, Store, StoreSettings};
 
+use crate::disk::Folder;
 use crate::env::env_of;
 use crate::net::{Client, LATEST};
 use crate::rng::Rng;
-use crate::world::{Life, Micros, NodeId, What, World};
+use crate::world::{DiskId, Life, Micros, NodeId, What, World};
+
+/// The queue of every world that has one.
+pub const QUEUE: &str = "q";
 
 /// A kind of world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,11 +33,14 @@ pub enum Scenario {
     Purge,
     /// All at once, on the same nodes.
     Mixed,
+    /// A queue of which machines have replicas, and work on these.
+    Sync,
 }
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Locks, Self::Queue, Self::Index, Self::Purge, Self::Mixed];
+    pub const ALL: [Self; 6] =
+        [Self::Locks, Self::Queue, Self::Index, Self::Purge, Self::Mixed, Self::Sync];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -42,6 +50,7 @@ impl Scenario {
             Self::Index => "index",
             Self::Purge => "purge",
             Self::Mixed => "mixed",
+            Self::Sync => "sync",
         }
     }
 
@@ -97,6 +106,14 @@ impl Scenario {
                 queue.finish(world, &ctx).await?;
                 index.finish(world, &ctx).await
             }
+            Self::Sync => {
+                let queue = queue::Work::set_up_relaxed(world, &ctx, &mut rng).await;
+                let queue = queue.map_err(set_up)?;
+                let mut nodes = sync::spawn(world, &mut rng, &queue);
+                nodes.extend(queue.spawn(world, &mut rng));
+                trouble(world, &mut rng, &nodes, &[], Duration::from_secs(300)).await;
+                queue.finish(world, &ctx).await
+            }
         }
     }
 }
@@ -132,6 +149,18 @@ async fn trouble(world: &World, rng: &mut Rng, nodes: &[NodeId], keys: &[String]
                 let day = 86_400_000_000;
                 let by = rng.below(2 * day) as i64 - day as i64;
                 state.at(from + rng.below(micros), What::Jump(*node, by));
+            }
+        }
+        for disk in 0..state.disks.len() {
+            for _ in 0..times(faults.offline, rng) {
+                let longest = *rng.pick(&[20_000_000, 90_000_000, micros]);
+                let at = from + rng.below(micros);
+                let until = (at + rng.between(1_000_000, longest)).min(from + micros);
+                for node in 0..state.nodes.len() {
+                    if state.nodes[node].disk == Some(disk) {
+                        state.at(at, What::Offline(node, until));
+                    }
+                }
             }
         }
         for key in keys {
@@ -191,6 +220,13 @@ impl Ctx {
         }
     }
 
+    /// The disk of this node's machine, as a store.
+    pub fn local(&self, disk: DiskId) -> Store {
+        let folder = Arc::new(Folder::new(&self.world, self.life, disk));
+        let store = Store::new(folder, env_of(&self.world, self.life), StoreSettings::default());
+        store.expect("these settings work")
+    }
+
     /// Waits by this node's clock.
     pub async fn sleep(&self, span: Duration) {
         self.world.sleep_on(self.life, span).await;
@@ -247,6 +283,19 @@ pub fn spawn(world: &World, rng: &mut Rng, name: &str, role: Role) -> NodeId {
     // Some share a machine, and some of those a container.
     let (machine, container) = (rng.below(2) as u32, rng.below(2) as u32);
     let node = world.add_node(name, machine, container);
+    start(world, node, role);
+    node
+}
+
+/// Adds a process of a machine that has this disk.
+pub fn spawn_at(world: &World, disk: DiskId, name: &str, role: Role) -> NodeId {
+    let node = world.add_node(name, 10 + disk as u32, 0);
+    world.on_disk(node, disk);
+    start(world, node, role);
+    node
+}
+
+fn start(world: &World, node: NodeId, role: Role) {
     let world = world.clone();
     tokio::spawn(async move {
         let mut life = world.state().life(node);
@@ -255,5 +304,4 @@ pub fn spawn(world: &World, rng: &mut Rng, name: &str, role: Role) -> NodeId {
             life = world.next_life(life).await;
         }
     });
-    node
 }

@@ -5,25 +5,59 @@ use std::time::Duration;
 
 use leasehold::ErrorKind;
 use leasehold::protocol::format::lease::Process;
-use leasehold::queue::{NewTask, Queue, QueueSettings, Task, Worker, WorkerSettings};
+use leasehold::queue::{
+    Acked, Mode, NewTask, Queue, QueueSettings, Task, Worker, WorkerSettings,
+};
 
 use super::{Ctx, Role, spawn};
 use crate::check::queue::QueueCheck;
 use crate::rng::Rng;
-use crate::world::{CHILD, NodeId, World};
+use crate::world::{CHILD, DiskId, NodeId, World};
 
-const NAME: &str = "q";
+const NAME: &str = super::QUEUE;
 
 /// A queue and what is done with it.
 #[derive(Debug, Clone)]
 pub struct Work {
     pushes: u64,
     workers: usize,
-    bundles: bool,
-    named: bool,
+    pub(super) bundles: bool,
+    pub(super) named: bool,
 }
 
 impl Work {
+    /// The same with replicas: fewer who work in the bucket itself, and times that let syncs take part.
+    pub async fn set_up_relaxed(
+        world: &World,
+        ctx: &Ctx,
+        rng: &mut Rng,
+    ) -> leasehold::Result<Self> {
+        let ttl = Duration::from_secs(*rng.pick(&[18, 30, 60]));
+        let settings = QueueSettings {
+            ttl,
+            heartbeat: ttl / 3,
+            max_attempts: 3,
+            max_crashes: 3,
+            backoff: Duration::from_secs(1),
+            backoff_cap: Duration::from_secs(20),
+            shards: *rng.pick(&[1, 1, 1, 3]),
+            retention: Duration::from_secs(*rng.pick(&[3600, 7 * 86_400])),
+            mode: Mode::Relaxed,
+            sync_up: ttl / 3,
+            sync_down: Duration::from_secs(rng.between(15, 90)),
+            ..QueueSettings::default()
+        };
+        let shards = settings.shards;
+        Queue::create(&ctx.store, NAME, settings).await?;
+        world.state().check.queue = QueueCheck::new(NAME, shards);
+        Ok(Self {
+            pushes: rng.between(1, 4),
+            workers: rng.below(2) as usize,
+            bundles: rng.chance(0.5),
+            named: rng.chance(0.6),
+        })
+    }
+
     /// A queue with small limits, so that they are reached.
     pub async fn set_up(world: &World, ctx: &Ctx, rng: &mut Rng) -> leasehold::Result<Self> {
         let ttl = Duration::from_secs(*rng.pick(&[9, 15, 30]));
@@ -152,7 +186,7 @@ impl Work {
     async fn job(mut ctx: Ctx, worker: &Worker) {
         loop {
             match worker.next().await {
-                Ok(Some(task)) => Self::run(&mut ctx, task).await,
+                Ok(Some(task)) => Self::run(&mut ctx, task, None).await,
                 Ok(None) => return,
                 Err(error) => {
                     ctx.expected("next", &error);
@@ -162,19 +196,23 @@ impl Work {
         }
     }
 
-    async fn run(ctx: &mut Ctx, task: Task) {
+    /// Does a task, or fails at it. On a machine with a replica, that is what is told of it.
+    pub(super) async fn run(ctx: &mut Ctx, task: Task, disk: Option<DiskId>) {
         let (id, inc, token) = (task.id().to_owned(), task.incarnation().to_owned(), task.token());
         ctx.note(|| format!("starts {id} with token {token}, attempt {}", task.attempt()));
         let life = ctx.life;
-        ctx.hold(|state| {
-            let Some(mut queue) = state.check.queue.take() else { return Ok(()) };
-            let verdict = queue.started(state, life, &id, &inc, token);
-            state.check.queue = Some(queue);
-            verdict
-        });
+        if disk.is_none() {
+            ctx.hold(|state| {
+                let Some(mut queue) = state.check.queue.take() else { return Ok(()) };
+                let verdict = queue.started(state, life, &id, &inc, token);
+                state.check.queue = Some(queue);
+                verdict
+            });
+        }
         let single = {
             let state = ctx.world.state();
-            state.check.queue.as_ref().is_some_and(|queue| queue.is_single(&state, &id, token))
+            let objects = disk.map_or(&state.objects, |disk| &state.disks[disk].objects);
+            state.check.queue.as_ref().is_some_and(|queue| queue.is_single(objects, &id, token))
         };
         let takes = ctx.rng.skewed_millis(1, 25_000);
         ctx.sleep(takes).await;
@@ -182,6 +220,12 @@ impl Work {
             && let Err(error) = task.progress(&"half").await
         {
             ctx.expected("progress", &error);
+        }
+        if let Some(disk) = disk {
+            ctx.hold(|state| {
+                state.check.queue.iter_mut().for_each(|queue| queue.ending(disk));
+                Ok(())
+            });
         }
         let ended = match ctx.rng.below(20) {
             0..=13 => {
@@ -194,8 +238,18 @@ impl Work {
                 }
                 let acked = task.ack_text("done").await;
                 ctx.note(|| format!("acks {id}: {acked:?}"));
-                match acked {
-                    Ok(acked) => {
+                match (acked, disk) {
+                    (Ok(acked), Some(disk)) => {
+                        ctx.hold(|state| {
+                            let Some(queue) = &mut state.check.queue else { return Ok(()) };
+                            if acked == Acked::First {
+                                queue.was_first(disk);
+                            }
+                            Ok(())
+                        });
+                        Ok(())
+                    }
+                    (Ok(acked), None) => {
                         if single {
                             let name = ctx.name.clone();
                             ctx.hold(|state| {
@@ -217,7 +271,7 @@ impl Work {
                         }
                         Ok(())
                     }
-                    Err(error) => Err(error),
+                    (Err(error), _) => Err(error),
                 }
             }
             14..=15 => {
@@ -296,16 +350,17 @@ impl Work {
         Ok(())
     }
 
-    /// Once trouble is over, the queue drains, and nothing was lost.
+    /// Once trouble is over, the queue drains, and nothing was lost; on no machine either.
     pub async fn finish(&self, world: &World, ctx: &Ctx) -> Result<(), String> {
         let queue = self.open(ctx).await;
         queue.resume().await.map_err(|error| format!("resume: {error}"))?;
+        let left = || {
+            let state = world.state();
+            let check = state.check.queue.as_ref()?;
+            check.leftovers(&state).or_else(|| check.left_here(&state))
+        };
         for _ in 0..120 {
-            let left = {
-                let state = world.state();
-                state.check.queue.as_ref().and_then(|check| check.leftovers(&state))
-            };
-            match left {
+            match left() {
                 None => break,
                 Some(_) => world.sleep(Duration::from_secs(30)).await,
             }
@@ -316,11 +371,12 @@ impl Work {
                 return Err(format!("sweep: {error}"));
             }
         }
-        let state = world.state();
-        let Some(check) = &state.check.queue else { return Ok(()) };
-        if let Some(left) = check.leftovers(&state) {
+        if let Some(left) = left() {
             return Err(format!("the queue does not drain: {left} is still there"));
         }
-        check.at_the_end()
+        let state = world.state();
+        let Some(check) = &state.check.queue else { return Ok(()) };
+        check.at_the_end()?;
+        check.counted(&state)
     }
 }

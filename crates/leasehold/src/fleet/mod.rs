@@ -4,7 +4,7 @@
 //! and parsed by whoever carries it out: what a node runs are commands.
 //!
 //! A node's record is a lease ([`Seat`]): its name has one supervisor at a time. Reporting renews it,
-//! so a node costs a PUT and a GET for each interval, and nothing else.
+//! so a node costs a PUT and a HEAD for each interval, and nothing else.
 
 mod seat;
 
@@ -21,7 +21,7 @@ use leasehold_protocol::supervise::{self, MISSED, Standing};
 pub use seat::Seat;
 
 use crate::lease::{Desk, Terms};
-use crate::store::{Delete, Get, List, Put, Store, Unknown, Write};
+use crate::store::{Delete, List, Put, Store, Unknown, Write};
 use crate::{Error, ErrorKind, Key, Result, Version, When};
 
 /// How a plan is written.
@@ -61,33 +61,43 @@ pub struct PlanText {
     pub version: Version,
 }
 
+/// The longest plan that is read, in bytes: thousands of nodes. A longer one is somebody's mistake, and
+/// must not take the memory of a whole fleet.
+pub const LONGEST_PLAN: u64 = 1 << 20;
+
 /// The plan in the store, unless it is still the known one: `None`. An error with kind `Invalid` if
-/// there is none. One GET; two where it is not where it was.
+/// there is none. One HEAD, which costs what a GET does, and a GET if it is another one; one HEAD more
+/// where it is not where it was.
 pub async fn look(store: &Store, known: Option<&(Spelling, Version)>) -> Result<Option<PlanText>> {
     let first = known.map_or(Spelling::Toml, |(spelling, _)| *spelling);
     for spelling in [first, first.other()] {
         let key = spelling.key()?;
-        let got = match known.filter(|(known, _)| *known == spelling) {
-            Some((_, version)) => store.get_if_changed(&key, version).await?,
-            None => store.get(&key).await?.map_or(Get::Absent, Get::Found),
-        };
-        match got {
-            Get::Unchanged => return Ok(None),
-            Get::Found(object) => {
-                let not_text = |_| Error::new(ErrorKind::Data, "is not text").at(&key);
-                let text = String::from_utf8(object.body.to_vec()).map_err(not_text)?;
-                return Ok(Some(PlanText { spelling, text, version: object.meta.version }));
-            }
-            Get::Absent => {}
+        // Its size before all of it.
+        let Some(meta) = store.head(&key).await? else { continue };
+        if known.is_some_and(|(at, version)| *at == spelling && *version == meta.version) {
+            return Ok(None);
         }
+        too_long(meta.size).map_err(|error| error.at(&key))?;
+        let Some(object) = store.get(&key).await? else { continue };
+        let not_text = |_| Error::new(ErrorKind::Data, "is not text").at(&key);
+        let text = String::from_utf8(object.body.to_vec()).map_err(not_text)?;
+        return Ok(Some(PlanText { spelling, text, version: object.meta.version }));
     }
     Err(Error::invalid(format!("the store has no {PLAN_TOML} (see `leasehold fleet set`)")))
+}
+
+fn too_long(size: u64) -> Result<()> {
+    match size > LONGEST_PLAN {
+        true => Err(Error::invalid(format!("is too long for a plan: {size} bytes"))),
+        false => Ok(()),
+    }
 }
 
 /// Writes the plan over the one that is there, and says in which version; `None` if somebody else
 /// wrote one meanwhile. What it says is not looked at: whoever writes a plan has checked it.
 pub async fn set(store: &Store, spelling: Spelling, text: &str) -> Result<Option<Version>> {
     let key = spelling.key()?;
+    too_long(text.len() as u64).map_err(|error| error.at(&key))?;
     let there = store.head(&key).await?.map(|meta| meta.version);
     let when = there.map_or(When::Absent, When::Matches);
     // Two who write the same text mean the same: whose bytes they are makes no difference.

@@ -1,15 +1,15 @@
 //! What was read and may be read again: shards by version, inbox objects by name.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use leasehold_protocol::cas::Version;
 use leasehold_protocol::shard::Shard;
 
 use super::IndexSettings;
+use super::find::Guide;
 use crate::store::large::Stamp;
 use crate::{Key, Store};
 
@@ -20,8 +20,7 @@ pub(super) struct CachedShard {
     /// What the file system said before it was read.
     pub stamp: Option<Stamp>,
     pub body: Bytes,
-    /// Whether its order was looked at.
-    pub checked: AtomicBool,
+    guide: Arc<OnceLock<Option<Guide>>>,
 }
 
 /// What a shard's inbox held.
@@ -30,6 +29,18 @@ pub(super) struct CachedInbox {
     /// What the file system said before it was listed.
     pub stamp: Stamp,
     pub keys: Vec<Key>,
+}
+
+/// What is known of the flat inbox.
+#[derive(Debug, Clone, Default)]
+pub(super) enum Flat {
+    /// Nobody has looked yet.
+    #[default]
+    New,
+    /// Nothing.
+    Unknown,
+    /// What its folder was like, and the files in it if they were few.
+    Known(Stamp, Option<Arc<[Key]>>),
 }
 
 #[derive(Debug)]
@@ -43,7 +54,10 @@ pub(super) struct Cache {
 struct State {
     shards: HashMap<u32, (Arc<CachedShard>, u64)>,
     inboxes: HashMap<u32, Arc<CachedInbox>>,
+    flat: Flat,
     objects: HashMap<Key, (Bytes, u64)>,
+    /// Shards that somebody has looked into.
+    seen: HashSet<u32>,
     bytes: u64,
     tick: u64,
 }
@@ -76,6 +90,11 @@ impl Cache {
         Some(cached.clone())
     }
 
+    /// Whether this is the first look into a shard. The next is not.
+    pub fn is_new(&self, shard: Shard) -> bool {
+        self.state().seen.insert(shard.number())
+    }
+
     /// Keeps a shard and returns it.
     pub fn keep_shard(&self, shard: Shard, cached: CachedShard) -> Arc<CachedShard> {
         let cached = Arc::new(cached);
@@ -97,12 +116,24 @@ impl Cache {
     }
 
     pub fn keep_inbox(&self, shard: Shard, inbox: Arc<CachedInbox>) {
-        // Names only; but a backlog of a million is not for memory.
+        self.state().inboxes.insert(shard.number(), inbox);
+    }
+
+    pub fn forget_inbox(&self, shard: Shard) {
+        self.state().inboxes.remove(&shard.number());
+    }
+
+    /// What is known of the flat inbox. Somebody has looked from now on.
+    pub fn flat(&self) -> Flat {
         let mut state = self.state();
-        match inbox.keys.len() <= 10_000 {
-            true => _ = state.inboxes.insert(shard.number(), inbox),
-            false => _ = state.inboxes.remove(&shard.number()),
+        match &state.flat {
+            Flat::New => std::mem::replace(&mut state.flat, Flat::Unknown),
+            known => known.clone(),
         }
+    }
+
+    pub fn keep_flat(&self, stamp: Stamp, files: Option<Arc<[Key]>>) {
+        self.state().flat = Flat::Known(stamp, files);
     }
 
     pub fn object(&self, key: &Key) -> Option<Bytes> {
@@ -200,11 +231,17 @@ impl Cache {
 
 impl CachedShard {
     pub fn new(version: Option<Version>, stamp: Option<Stamp>, body: Bytes) -> Self {
-        Self { version, stamp, body, checked: AtomicBool::new(false) }
+        Self { version, stamp, body, guide: Arc::default() }
     }
 
-    /// Whether it was looked at before; it is from now on.
-    pub fn was_checked(&self) -> bool {
-        self.checked.swap(true, Relaxed)
+    /// The same shard, as it was found to be again.
+    pub fn again(&self, stamp: Option<Stamp>) -> Self {
+        let Self { version, body, guide, .. } = self;
+        Self { version: version.clone(), stamp, body: body.clone(), guide: guide.clone() }
+    }
+
+    /// Where its rows are, or `None` if it is in no order: another tool wrote it.
+    pub fn guide(&self) -> Option<&Guide> {
+        self.guide.get_or_init(|| Guide::of(&self.body)).as_ref()
     }
 }

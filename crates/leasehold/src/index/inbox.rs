@@ -17,6 +17,9 @@ use crate::{Key, Result, StoreTime};
 /// How many inbox objects of a bucket are read at a time.
 const WINDOW: usize = 24;
 
+/// How many names of a shard's inbox are kept.
+const MOST_NAMES: usize = 10_000;
+
 /// The pending objects of all shards that have any.
 pub(super) type Backlog = BTreeMap<Shard, Listed>;
 
@@ -112,11 +115,11 @@ impl Index {
         Some(Shard::of(&name, known.package.width))
     }
 
-    /// The pending objects that may hold a key: its own, and batches. One LIST, or two more where the
-    /// inbox is long; none in a directory whose folder has not changed.
+    /// The pending objects that may hold a key: its own, batches, and those that other tools named. A LIST
+    /// for each 1,000 that are pending, because they may have named them anything; none in a directory whose
+    /// folder has not changed.
     pub(super) async fn pending_of(&self, shard: Shard, hash: &KeyHash) -> Result<Vec<Key>> {
-        let layout = &self.0.layout;
-        let prefix = layout.inbox_of(shard);
+        let prefix = self.0.layout.inbox_of(shard);
         let folder = prefix.trim_end_matches('/');
         let (store, cache) = (&self.0.store, &self.0.cache);
         if let Some(known) = cache.inbox(shard)
@@ -124,37 +127,28 @@ impl Index {
         {
             return Ok(self.of_key(&known.keys, hash));
         }
-        let listed = match store.peek(folder, PAGE) {
-            Some((stamp, keys)) => Some((Some(stamp), keys)),
-            None => {
-                // Before it is listed: what changes meanwhile shows the next time.
-                let stamp = store.stamp(folder);
-                let mut listing = store.list(List::prefix(&prefix)?.unordered());
-                let (mut keys, mut whole) = (Vec::new(), false);
-                // A short page is not the last one.
-                while keys.len() < PAGE && !whole {
-                    match listing.next_page().await? {
-                        Some(page) => keys.extend(page.entries.into_iter().map(|entry| entry.key)),
-                        None => whole = true,
-                    }
-                }
-                whole.then_some((stamp, keys))
-            }
-        };
-        if let Some((stamp, keys)) = listed {
+        if let Some((stamp, keys)) = store.peek(folder, PAGE) {
             let ours = self.of_key(&keys, hash);
-            if let Some(stamp) = stamp {
-                cache.keep_inbox(shard, Arc::new(CachedInbox { stamp, keys }));
-            }
+            cache.keep_inbox(shard, Arc::new(CachedInbox { stamp, keys }));
             return Ok(ours);
         }
-        // A long inbox: only the two short ranges that matter.
-        let mut ours = Vec::new();
-        for prefix in [layout.batches_of(shard), layout.singles_of(hash, shard)] {
-            let mut listing = self.0.store.list(List::prefix(prefix)?.unordered());
-            while let Some(page) = listing.next_page().await? {
-                ours.extend(page.entries.into_iter().map(|entry| entry.key));
+        // Before it is listed: what changes meanwhile shows the next time.
+        let stamp = store.stamp(folder);
+        let mut listing = store.list(List::prefix(&prefix)?.unordered());
+        let (mut ours, mut keys) = (Vec::new(), Vec::new());
+        while let Some(page) = listing.next_page().await? {
+            let page: Vec<Key> = page.entries.into_iter().map(|entry| entry.key).collect();
+            ours.extend(self.of_key(&page, hash));
+            // Names only; but a backlog of a million is not for memory.
+            if stamp.is_some() && keys.len() <= MOST_NAMES {
+                keys.extend(page);
             }
+        }
+        match stamp {
+            Some(stamp) if keys.len() <= MOST_NAMES => {
+                cache.keep_inbox(shard, Arc::new(CachedInbox { stamp, keys }));
+            }
+            _ => cache.forget_inbox(shard),
         }
         Ok(ours)
     }
@@ -165,7 +159,10 @@ impl Index {
         }
         let short = hash.short();
         let may_hold = |key: &&Key| match self.0.layout.pending(key.as_str()) {
-            Some((_, Pending::Single { hash })) => hash == short,
+            // A name that only looks like one of ours says nothing.
+            Some((_, Pending::Single { hash })) => {
+                hash == short || !self.0.layout.is_ours(key.as_str())
+            }
             Some((_, Pending::Batch { .. })) => true,
             None => false,
         };

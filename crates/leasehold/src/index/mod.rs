@@ -40,6 +40,7 @@ mod compact;
 mod compiler;
 mod copy;
 mod duckdb;
+mod find;
 mod inbox;
 mod quarantine;
 mod read;

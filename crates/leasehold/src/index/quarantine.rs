@@ -8,7 +8,7 @@ use leasehold_protocol::shard::Shard;
 
 use super::Index;
 use crate::store::{List, Put, Write};
-use crate::{Error, ErrorKind, Key, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// Rows in quarantine.
 #[derive(Debug, Clone)]
@@ -66,7 +66,7 @@ impl Index {
         while let Some(page) = listing.next_page().await? {
             for entry in page.entries {
                 let Some(id) = self.0.layout.parse_quarantine(entry.key.as_str()) else { continue };
-                if let Some(reason) = self.reason_at(&entry.key).await? {
+                if let Some(reason) = self.reason_of(&id).await? {
                     all.push(Quarantined { id, reason });
                 }
             }
@@ -74,19 +74,26 @@ impl Index {
         Ok(all)
     }
 
-    async fn reason_at(&self, key: &Key) -> Result<Option<Reason>> {
-        let Some(object) = self.store().get(key).await? else { return Ok(None) };
-        let reason = Reason::parse(&object.body);
-        let unreadable = || Error::new(ErrorKind::Data, "cannot be read").at(key);
-        reason.ok_or_else(unreadable).map(Some)
+    /// Why rows are in quarantine, or `None` if they are not. A reason that cannot be read says so: the rows
+    /// are there all the same, and the name says of which shard they are.
+    async fn reason_of(&self, id: &str) -> Result<Option<Reason>> {
+        let Some(object) = self.store().get(&self.0.layout.quarantine_reason(id)?).await? else {
+            return Ok(None);
+        };
+        let unreadable = || Reason {
+            source: String::new(),
+            shard: id.split('-').next().unwrap_or_default().to_owned(),
+            at: object.meta.modified,
+            worker_id: String::new(),
+            reasons: vec!["why they are here cannot be read".to_owned()],
+        };
+        Ok(Some(Reason::parse(&object.body).unwrap_or_else(unreadable)))
     }
 
     /// One entry and its rows as they were found, or `None`.
     pub async fn show_quarantined(&self, id: &str) -> Result<Option<(Quarantined, Vec<u8>)>> {
         let layout = &self.0.layout;
-        let Some(reason) = self.reason_at(&layout.quarantine_reason(id)?).await? else {
-            return Ok(None);
-        };
+        let Some(reason) = self.reason_of(id).await? else { return Ok(None) };
         let rows = self.store().get(&layout.quarantined(id)?).await?;
         let rows = rows.map(|object| object.body.to_vec()).unwrap_or_default();
         Ok(Some((Quarantined { id: id.to_owned(), reason }, rows)))

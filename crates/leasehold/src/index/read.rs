@@ -9,19 +9,20 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use leasehold_protocol::format::datapackage::Schema;
+use leasehold_protocol::format::statistics::Statistics;
 use leasehold_protocol::format::usv;
-use leasehold_protocol::merge::Claim;
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::{KeyHash, Shard};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::cache::CachedShard;
+use super::cache::{CachedShard, Flat};
+use super::find::{Steps, find, find_by_reading, find_in_source, in_order, latest};
 use super::write::AHEAD;
 use super::{Index, Known};
 use crate::store::large::{PIECE, Source, Stamp};
-use crate::store::{Get, Kind};
-use crate::{Error, ErrorKind, Result};
+use crate::store::{Get, Kind, List};
+use crate::{Error, ErrorKind, Key, Result};
 
 /// How fresh an answer must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,6 +50,21 @@ struct Body {
 
 /// A shard of more than this is searched piece by piece instead of being read.
 const LARGE: u64 = 64 << 20;
+
+/// How many names of the flat inbox are kept.
+const FEW: usize = 100;
+
+/// The longest key whose name in the flat inbox is not split, however it is encoded.
+const SHORT: usize = 60;
+
+/// Each is a request to a bucket.
+const LARGE_STEPS: Steps = Steps { probe: 256 << 10, block: 256 << 10 };
+
+/// A file of less than this is read at once also the first time.
+const GLANCED: u64 = 64 << 10;
+
+/// Each is a system call.
+const STEPS: Steps = Steps { probe: 1 << 10, block: 16 << 10 };
 
 impl Index {
     /// The record with this key, or `None`. Sees what was put before.
@@ -171,11 +187,52 @@ impl Index {
     }
 
     async fn flat_body(&self, key: &str) -> Result<Option<Bytes>> {
+        if self.is_not_flat(key).await? {
+            return Ok(None);
+        }
         if self.0.store.stamp(&self.0.layout.flat_text(key)) == Some(Stamp::Absent) {
             return Ok(None);
         }
         let Ok(flat) = self.0.layout.flat(key) else { return Ok(None) };
         Ok(self.0.store.get(&flat).await?.map(|object| object.body))
+    }
+
+    /// Whether the flat inbox is known not to hold a key, by the look of its folder: cheaper than a look at
+    /// the file, and the same for all keys. Only in a directory, and not where others are at it right now.
+    async fn is_not_flat(&self, key: &str) -> Result<bool> {
+        let (store, layout, cache) = (&self.0.store, &self.0.layout, &self.0.cache);
+        // A long name is split: its file stands in a folder of its own, whose changes do not show here.
+        if store.kind() != Kind::Directory || key.len() > SHORT {
+            return Ok(false);
+        }
+        let (before, known) = match cache.flat() {
+            // The first look is at the file alone: there may be no second.
+            Flat::New => return Ok(false),
+            Flat::Unknown => (Stamp::Absent, None),
+            Flat::Known(before, files) => (before, files),
+        };
+        let Some(stamp) = store.stamp(layout.base().trim_end_matches('/')) else {
+            return Ok(false);
+        };
+        if stamp.confirms(&before) {
+            let lacks = |files: Arc<[Key]>| {
+                files.is_empty() || layout.flat(key).is_ok_and(|flat| !files.contains(&flat))
+            };
+            return Ok(known.is_some_and(lacks));
+        }
+        if stamp.is_settled() {
+            // For the next look: what changes while it is listed shows then.
+            let list = List::prefix(layout.base())?.delimited().loose().unordered();
+            let mut listing = store.list(list.limit(FEW + 1));
+            let (mut files, mut count) = (Vec::new(), 0);
+            while let Some(page) = listing.next_page().await? {
+                count += page.len();
+                let names = page.entries.into_iter().map(|entry| entry.key);
+                files.extend(names.filter(|key| layout.flat_name(key.as_str()).is_some()));
+            }
+            cache.keep_flat(stamp, (count <= FEW).then(|| files.into()));
+        }
+        Ok(false)
     }
 
     /// The row of this key in an inbox object that counts, in its one spelling. What cannot be read
@@ -211,30 +268,77 @@ impl Index {
         freshness: Freshness,
         schema: &Arc<Schema>,
     ) -> Result<Option<Bytes>> {
-        let loaded = match self.load_shard(shard, freshness).await? {
-            Loaded::Whole(loaded) => loaded,
-            Loaded::Large(source) => return find_in_source(&*source, field).await,
-        };
-        let found = find(&loaded.body, field);
-        if let Some(row) = found.filter(|row| is_single(&loaded.body, row)) {
-            return Ok(Some(loaded.body.slice_ref(row)));
+        let cached = self.0.cache.shard(shard);
+        if freshness == Freshness::Checked
+            && cached.is_none()
+            && let Some(found) = self.glance(shard, field).await?
+        {
+            return Ok(found);
         }
-        if found.is_none() && (loaded.was_checked() || is_in_order(&loaded.body)) {
-            return Ok(None);
+        let loaded = match self.load_again(shard, freshness, cached).await? {
+            Loaded::Whole(loaded) => loaded,
+            Loaded::Large(source) => {
+                // Statistics about this very version are a compiler's of ours, and so is the shard.
+                let known = self.statistics(shard).await?;
+                let sorted = known.is_some_and(|s| s.version == source.meta().version.as_str());
+                return match sorted {
+                    true => find_in_source(&*source, field, LARGE_STEPS).await,
+                    false => find_by_reading(&*source, field, schema).await,
+                };
+            }
+        };
+        if let Some(guide) = loaded.guide() {
+            return Ok(guide.find(&loaded.body, field).map(|row| loaded.body.slice_ref(row)));
         }
         // Another tool wrote this shard. Once for this version: put it into order.
         let body = in_order(schema, &loaded.body);
         let row = find(&body, field).map(|row| body.slice_ref(row));
         // Kept under the same version or stamp: it is the same shard.
         let mended = CachedShard::new(loaded.version.clone(), loaded.stamp, body);
-        mended.was_checked();
         self.0.cache.keep_shard(shard, mended);
         Ok(row)
     }
 
+    /// Looks a row up in a shard's file without reading all of it: the first time that this process looks
+    /// into a shard in a directory, which is the only time for most programs. `None` if it has to be read
+    /// after all, also because it is not known to be in order.
+    async fn glance(&self, shard: Shard, field: &[u8]) -> Result<Option<Option<Bytes>>> {
+        let (store, cache) = (&self.0.store, &self.0.cache);
+        if !cache.is_new(shard) {
+            return Ok(None);
+        }
+        let Some((stamp, source)) = store.glance(&self.0.layout.shard(shard)) else {
+            return Ok(None);
+        };
+        let Some(source) = source else { return Ok(Some(None)) };
+        if source.meta().size < GLANCED || !stamp.is_settled() {
+            return Ok(None);
+        }
+        let Some(file) = stamp.text() else { return Ok(None) };
+        let statistics = store.get(&self.0.layout.statistics(shard)).await?;
+        if !statistics.is_some_and(|object| Statistics::are_of_file(&object.body, &file)) {
+            return Ok(None);
+        }
+        Ok(Some(find_in_source(&*source, field, STEPS).await?))
+    }
+
+    async fn statistics(&self, shard: Shard) -> Result<Option<Statistics>> {
+        let object = self.0.store.get(&self.0.layout.statistics(shard)).await?;
+        Ok(object.and_then(|object| Statistics::parse(&object.body)))
+    }
+
     /// A shard as it is now, or as it was when it was last read.
     pub(super) async fn load_shard(&self, shard: Shard, freshness: Freshness) -> Result<Loaded> {
-        let cached = self.0.cache.shard(shard);
+        self.load_again(shard, freshness, self.0.cache.shard(shard)).await
+    }
+
+    /// The same, given what is kept of it.
+    async fn load_again(
+        &self,
+        shard: Shard,
+        freshness: Freshness,
+        cached: Option<Arc<CachedShard>>,
+    ) -> Result<Loaded> {
         if freshness == Freshness::StaleOk
             && let Some(cached) = cached
         {
@@ -270,10 +374,10 @@ impl Index {
         if let Some((version, body)) = kept {
             match store.get_if_changed(&key, &version).await? {
                 Get::Unchanged => {
-                    let again = CachedShard::new(Some(version), stamp, body);
-                    if cached.is_some_and(|cached| cached.was_checked()) {
-                        again.was_checked();
-                    }
+                    let again = match cached {
+                        Some(cached) => cached.again(stamp),
+                        None => CachedShard::new(Some(version), stamp, body),
+                    };
                     return Ok(Loaded::Whole(cache.keep_shard(shard, again)));
                 }
                 Get::Found(object) => {
@@ -329,167 +433,4 @@ async fn read_whole(source: &dyn Source) -> Result<Bytes> {
         body.extend_from_slice(&piece);
     }
     Ok(body.into())
-}
-
-fn latest(schema: &Schema, a: Option<Bytes>, b: Option<Bytes>) -> Option<Bytes> {
-    let (Some(first), Some(second)) = (&a, &b) else { return a.or(b) };
-    let wins = match (schema.claim(first), schema.claim(second)) {
-        (Some(first), Some(second)) => Claim::against(&first, &second).is_ge(),
-        (first, _) => first.is_some(),
-    };
-    if wins { a } else { b }
-}
-
-/// The row of this key in a sorted shard.
-fn find<'a>(body: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
-    let (mut low, mut high) = (0, body.len());
-    while low < high {
-        let middle = low + (high - low) / 2;
-        let start = memchr::memrchr(usv::END, &body[low..middle]).map_or(low, |at| low + at + 1);
-        let end = memchr::memchr(usv::END, &body[start..]).map_or(body.len(), |at| start + at);
-        let row = &body[start..end];
-        match usv::first_field(row).cmp(key) {
-            std::cmp::Ordering::Less => low = end + 1,
-            std::cmp::Ordering::Greater => high = start,
-            std::cmp::Ordering::Equal => return Some(row),
-        }
-    }
-    None
-}
-
-/// Whether a row that was found is whole and the only one of its key, as its neighbours tell: other
-/// tools may have ended records otherwise, or have put two shards together.
-fn is_single(body: &[u8], row: &[u8]) -> bool {
-    let (key, start) = (usv::first_field(row), row.as_ptr() as usize - body.as_ptr() as usize);
-    let before = body[..start].strip_suffix(&[usv::END]).unwrap_or_default();
-    let from = memchr::memrchr(usv::END, before).map_or(0, |at| at + 1);
-    let behind = body.get(start + row.len() + 1..).unwrap_or_default();
-    let is_less = before.is_empty() || usv::first_field(&before[from..]) < key;
-    let is_more = behind.is_empty() || usv::first_field(behind) > key;
-    is_less && is_more && memchr::memchr2(usv::RECORD, b'\r', row).is_none()
-}
-
-/// The same in a shard that is not in memory: about one piece per halving down to the piece's size.
-async fn find_in_source(source: &dyn Source, key: &[u8]) -> Result<Option<Bytes>> {
-    const BLOCK: u64 = 256 << 10;
-    let size = source.meta().size;
-    let (mut low, mut high) = (0, size);
-    // Invariant: the row, if there is one, starts at or after `low` and before `high`; `low` is the
-    // start of a row.
-    while high - low > BLOCK {
-        let middle = low + (high - low) / 2;
-        let mut piece = source.read_at(middle, BLOCK as usize).await?;
-        // A row can be longer than a block.
-        let mut end = memchr::memchr(usv::END, &piece);
-        while end.is_none() && middle + (piece.len() as u64) < size {
-            piece = source.read_at(middle, piece.len() * 2).await?;
-            end = memchr::memchr(usv::END, &piece);
-        }
-        // Where no row starts behind `middle`, one may still start at it.
-        let Some(end) = end else {
-            high = middle + 1;
-            break;
-        };
-        let start = middle + end as u64 + 1;
-        if start >= high {
-            high = middle + 1;
-            continue;
-        }
-        let mut row = piece.slice(end + 1..);
-        if memchr::memchr(usv::UNIT, &row).is_none() {
-            row = source.read_at(start, 8 << 10).await?;
-        }
-        match usv::first_field(&row) <= key {
-            true => low = start,
-            false => high = start,
-        }
-    }
-    let mut len = usize::try_from(high - low).unwrap_or(usize::MAX) + BLOCK as usize;
-    loop {
-        let piece = source.read_at(low, len).await?;
-        let whole = low + piece.len() as u64 >= size;
-        let rows = if whole { piece.len() } else { usv::complete(&piece) };
-        match find(&piece[..rows], key) {
-            Some(row) => return Ok(Some(piece.slice_ref(row))),
-            // The last row may have been cut off.
-            None if !whole && (rows == 0 || low + (rows as u64) < high) => len *= 2,
-            None => return Ok(None),
-        }
-    }
-}
-
-/// Whether the rows are as a compiler of ours leaves them.
-fn is_in_order(body: &[u8]) -> bool {
-    if memchr::memchr2(usv::RECORD, b'\r', body).is_some() {
-        return false;
-    }
-    let mut last: &[u8] = &[];
-    for row in usv::rows(body) {
-        let key = usv::first_field(row);
-        if key <= last {
-            return false;
-        }
-        last = key;
-    }
-    true
-}
-
-fn in_order(schema: &Schema, body: &[u8]) -> Bytes {
-    let mut rows: BTreeMap<Vec<u8>, Bytes> = BTreeMap::new();
-    let mut row = Vec::new();
-    for raw in usv::rows(body) {
-        row.clear();
-        let Ok(parsed) = schema.canonical(raw, &mut row) else { continue };
-        let key = row[..parsed.key_len].to_vec();
-        let old = rows.remove(&key);
-        if let Some(row) = latest(schema, old, Some(Bytes::copy_from_slice(&row))) {
-            rows.insert(key, row);
-        }
-    }
-    let mut out = Vec::with_capacity(body.len());
-    for row in rows.values() {
-        out.extend_from_slice(row);
-        out.push(usv::END);
-    }
-    out.into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::Meta;
-    use crate::store::Object;
-    use crate::store::large::Whole;
-    use crate::{StoreTime, Version};
-
-    /// Every key is found and no other, in memory and piece by piece, with rows shorter and longer
-    /// than a piece.
-    #[tokio::test]
-    async fn search_finds_every_row_and_no_other() {
-        for (count, width) in [(0, 1), (1, 10), (2, 10), (1000, 3), (40_000, 60), (12, 700_000)] {
-            let mut body = Vec::new();
-            for n in 0..count {
-                body.extend_from_slice(
-                    format!("k{:06}\x1f{}\n", n * 2, "x".repeat(width)).as_bytes(),
-                );
-            }
-            let now = StoreTime::from_micros(0);
-            let size = body.len() as u64;
-            let meta = Meta { version: Version::new("1"), modified: now, now, size };
-            let source = Whole(Object { body: body.clone().into(), meta });
-            let step = (count / 50).max(1);
-            for n in (0..count * 2 + 1).step_by(step) {
-                let key = format!("k{n:06}");
-                let expected = (n % 2 == 0 && n < count * 2).then_some(key.as_bytes());
-                let found = find(&body, key.as_bytes()).map(usv::first_field);
-                assert_eq!(found, expected, "{count} {width} {key}");
-                let found = find_in_source(&source, key.as_bytes()).await.unwrap();
-                assert_eq!(
-                    found.as_deref().map(usv::first_field),
-                    expected,
-                    "{count} {width} {key}"
-                );
-            }
-        }
-    }
 }

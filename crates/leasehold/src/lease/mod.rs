@@ -57,7 +57,21 @@ impl Terms {
         }
         Ok(self)
     }
+
+    /// For how long a lease is young: most are released sooner, so until then nothing is started
+    /// for it alone, neither renewals nor, in a directory, a watch for what others write into it.
+    ///
+    /// Locks are asked for, and whoever asks waits. What comes to the holder of a task can wait.
+    fn young(&self) -> Duration {
+        match self.dialect {
+            Dialect::Lock => YOUNG,
+            Dialect::Task => (self.heartbeat / 10).clamp(YOUNG, Duration::from_secs(1)),
+        }
+    }
 }
+
+/// The least time that a lease is young.
+const YOUNG: Duration = Duration::from_millis(50);
 
 /// A lease as a person or a program may want to see it.
 #[derive(Debug, Clone)]
@@ -90,6 +104,13 @@ pub struct HeldBy {
     pub ask: Option<Ask>,
     /// Whether that is this very process, which must not be kept from going on.
     pub(crate) is_us: bool,
+}
+
+impl HeldBy {
+    /// Whether that is this very process: an earlier attempt whose answer was lost.
+    pub fn is_us(&self) -> bool {
+        self.is_us
+    }
 }
 
 /// What asking a holder came to.
@@ -533,7 +554,12 @@ fn held_by(seen: &Seen, left: Duration) -> Attempt {
         left,
         ask: record.and_then(|lease| lease.ask.clone()),
         is_us: record.and_then(|lease| lease.place.as_ref()).is_some_and(|place| {
-            place.process.pid == std::process::id() && place.boot_id == host::boot_id()
+            // The first processes of two containers have the same number.
+            host::here(BootTime::from_boot(Duration::ZERO)).is_some_and(|here| {
+                place.process == here.process
+                    && place.boot_id == here.boot_id
+                    && place.pid_ns == here.pid_ns
+            })
         }),
     }))
 }

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use super::{Desk, Shared, tenure};
 use crate::env::Env;
 
-/// How often to look. A lease has its own task after twice this at the latest.
+/// How often to look. A lease has its own task when it is not young any more, or this much later.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Leases that are renewed at least this often get their task at once.
@@ -72,9 +72,8 @@ async fn look_after(wards: Weak<Mutex<Vec<Ward>>>, runtime: Id, env: Env) {
             std::mem::take(&mut wards[at].desks)
         };
         let now = env.clock().boot();
-        let young = |desk: &Weak<Shared>| {
-            desk.upgrade().is_some_and(|desk| tenure::grow_up(&desk, now, LOOK))
-        };
+        let young =
+            |desk: &Weak<Shared>| desk.upgrade().is_some_and(|desk| tenure::grow_up(&desk, now));
         let desks: Vec<_> = desks.into_iter().filter(young).collect();
         let mut wards = lock(&wards);
         let Some(at) = ward(&wards) else { return };

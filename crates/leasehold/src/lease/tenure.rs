@@ -245,16 +245,12 @@ const SLICE: Duration = Duration::from_secs(1);
 /// For how long a look at the record is as good as a new one.
 const FRESH: Duration = Duration::from_millis(5);
 
-/// For how long a lease is held before its record is watched for requests, in a directory: most are
-/// released sooner, and watching costs each of them a wake-up.
-const YOUNG: Duration = Duration::from_millis(50);
-
-/// Starts the task of a desk in the nursery, if its lease is held for this long already. Says whether
-/// it is to stay there: it is held, but not for long yet.
-pub(super) fn grow_up(desk: &Arc<super::Shared>, now: BootTime, age: Duration) -> bool {
+/// Starts the task of a desk in the nursery, if its lease is not young any more. Says whether it is
+/// to stay there: it is held, but not for long yet.
+pub(super) fn grow_up(desk: &Arc<super::Shared>, now: BootTime) -> bool {
     let mut keeper = desk.keeper.lock().unwrap_or_else(PoisonError::into_inner);
     let core = keeper.core.upgrade().filter(|core| !core.is_over());
-    if core.as_ref().is_some_and(|core| now.since(core.since) < age) {
+    if core.as_ref().is_some_and(|core| now.since(core.since) < desk.terms.young()) {
         return true;
     }
     keeper.nursery = None;
@@ -272,7 +268,7 @@ async fn keep(desk: Weak<super::Shared>) {
     let mut watch: Option<(Weak<Core>, Watch)> = None;
     let mut changed = false;
     loop {
-        let (core, env, heartbeat, told) = {
+        let (core, env, heartbeat, young, told) = {
             let Some(desk) = desk.upgrade() else { return };
             let env = desk.store.env().clone();
             let mut keeper = desk.keeper.lock().unwrap_or_else(PoisonError::into_inner);
@@ -288,7 +284,9 @@ async fn keep(desk: Weak<super::Shared>) {
                 (None, Some(_)) => {}
             }
             drop(keeper);
-            (core, env, desk.terms.heartbeat, desk.store.kind() == Kind::Directory)
+            let terms = &desk.terms;
+            let told = desk.store.kind() == Kind::Directory;
+            (core, env, terms.heartbeat, terms.young(), told)
         };
         let now = env.clock().boot();
         let mut pause = heartbeat;
@@ -296,7 +294,7 @@ async fn keep(desk: Weak<super::Shared>) {
             Some(core) => {
                 let same = |weak: &Weak<Core>| std::ptr::eq(weak.as_ptr(), Arc::as_ptr(&core));
                 watch = watch.filter(|(of, _)| same(of));
-                if told && watch.is_none() && now.since(core.since) >= YOUNG {
+                if told && watch.is_none() && now.since(core.since) >= young {
                     let desk = &core.desk.0;
                     let made = desk.store.watch(desk.key.as_str());
                     watch = Some((Arc::downgrade(&core), made.unwrap_or_else(|_| Watch::never())));
@@ -315,7 +313,7 @@ async fn keep(desk: Weak<super::Shared>) {
             None => watch = None,
         }
         if told && watch.is_none() {
-            pause = pause.min(YOUNG);
+            pause = pause.min(young);
         }
         let sleep = env.clock().sleep(pause.min(SLICE).max(Duration::from_millis(1)));
         match &mut watch {

@@ -64,7 +64,7 @@ pub(super) const TURN: Duration = Duration::from_millis(1);
 /// lock in a directory takes.
 fn sleep_up_to(store: &Store, most: Duration) {
     let part = store.env().random() as f64 / u64::MAX as f64;
-    std::thread::sleep(most.mul_f64(part));
+    store.env().clock().nap(most.mul_f64(part));
 }
 
 /// Leaves a lock that others wait for to them, for a moment.

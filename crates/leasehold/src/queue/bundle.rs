@@ -350,7 +350,8 @@ impl Run {
         let unit = Unit::Task(task.id.clone());
         let history = history.clone().about(&task.incarnation, None);
         if let Some(outbox) = queue.outbox() {
-            outbox.pushing(&unit, false, None, queue.durability()).await?;
+            let how = (false, None);
+            outbox.pushing(&unit, &task.incarnation, how, queue.durability()).await?;
         }
         let (nonce, now) = (store.env().nonce(), store.now().await?);
         let holder = tenure.lease().holder;
@@ -387,7 +388,7 @@ impl Queue {
     /// Whether a task that left its bundle was done there all the same. Who lets a task leave may be
     /// stopped on the way, for so long that others take the bundle over, see nothing of that, and do the
     /// task; woken up, it goes on. One LIST and one GET, for tasks that left bundles only.
-    pub(super) async fn is_done_in_bundle(&self, id: &str) -> Result<bool> {
+    pub(crate) async fn is_done_in_bundle(&self, id: &str) -> Result<bool> {
         let Some(('.', n)) = bundle_of(id) else { return Ok(false) };
         let bundle = id.split('.').next().unwrap_or_default();
         let list = List::prefix(format!("{}{bundle}-", self.keys().completed()))?.limit(1);

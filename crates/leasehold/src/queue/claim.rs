@@ -282,6 +282,11 @@ impl Queue {
                         if there.task.incarnation == letter.task.incarnation
                             || !decide::gives_way(there.task.pushed_at, letter.task.pushed_at) =>
                     {
+                        if let Some(outbox) = self.outbox() {
+                            // What was announced does not come: that of a later push stands for it.
+                            let unit = Unit::Task(letter.task.id.clone());
+                            outbox.not_finishing(&unit, &letter.task.incarnation).await?;
+                        }
                         return self.store().persist(std::slice::from_ref(&key)).await;
                     }
                     _ => When::Matches(object.meta.version),

@@ -121,7 +121,7 @@ pub struct Pushed {
 }
 
 /// Whether a name is that of a bundle (`-` and how many tasks) or of a task of one (`.` and which).
-pub(super) fn bundle_of(id: &str) -> Option<(char, u32)> {
+pub(crate) fn bundle_of(id: &str) -> Option<(char, u32)> {
     let (bundle, rest) = id.split_at_checked(26)?;
     Ulid::from_string(bundle).ok()?;
     let kind = rest.chars().next().filter(|kind| matches!(kind, '-' | '.'))?;
@@ -211,10 +211,23 @@ impl Queue {
             if chosen.is_some() && self.settings().receipts && self.is_remembered(&receipt).await? {
                 return Ok(Pushed { id, outcome: Outcome::AlreadyCompleted, incarnation: None });
             }
-            outbox.pushing(&unit, chosen.is_some(), scheduled, self.durability()).await?;
+            // Nor must what is pending already look as if the bucket did not know it.
+            if chosen.is_some()
+                && let Some(object) = self.store().get(&key).await?
+            {
+                let there = Task::parse(&object.body, &id, object.meta.version.as_str());
+                let incarnation = Some(there.incarnation);
+                return Ok(Pushed { id, outcome: Outcome::AlreadyPending, incarnation });
+            }
+            let how = (chosen.is_some(), scheduled);
+            outbox.pushing(&unit, &stored.incarnation, how, self.durability()).await?;
         }
         let proof = Proof::Nonce(nonce);
-        Ok(match self.store_task(&key, &receipt, &stored, chosen.is_some(), proof).await? {
+        let outcome = self.store_task(&key, &receipt, &stored, chosen.is_some(), proof).await?;
+        if let (Some(outbox), Stored::Pending(_) | Stored::Completed) = (self.outbox(), &outcome) {
+            outbox.not_pushing(&unit, &stored.incarnation).await?;
+        }
+        Ok(match outcome {
             Stored::New(_) => {
                 Pushed { id, outcome: Outcome::New, incarnation: Some(nonce.to_string()) }
             }
@@ -349,7 +362,8 @@ impl Queue {
         };
         let key = self.keys().part(&unit, Part::Work)?;
         if let Some(outbox) = self.outbox() {
-            outbox.pushing(&unit, false, None, self.durability()).await?;
+            let how = (false, None);
+            outbox.pushing(&unit, &bundle.incarnation, how, self.durability()).await?;
         }
         let write = Write::when(When::Absent, Proof::Nonce(nonce)).durability(self.durability());
         match wrote(store.put(&key, bundle.to_bytes().into(), write).await?)? {

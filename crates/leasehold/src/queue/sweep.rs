@@ -10,7 +10,7 @@ use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
 
-use super::{Queue, wrote};
+use super::{Mode, Queue, wrote};
 use crate::lease::Desk;
 use crate::store::{Delete, Detail, List, Write};
 use crate::{Key, Result};
@@ -97,6 +97,10 @@ impl Queue {
                 self.delete_work(&work, &version).await?;
                 promoted = false;
             }
+        }
+        if let (Some(outbox), false) = (self.outbox(), promoted) {
+            // It gives way to what has its name, and will never show.
+            outbox.not_pushing(&unit, &task.incarnation).await?;
         }
         self.delete_work(key, &object.meta.version).await?;
         Ok(promoted)
@@ -191,6 +195,10 @@ impl Queue {
                 }
             }
         }
+        // Workers of a relaxed queue are at their replicas: nobody else forgets receipts here.
+        if self.settings().mode == Mode::Relaxed {
+            while self.sweep_receipts(A_LITTLE, &mut swept).await? > 0 {}
+        }
         Ok(swept)
     }
 
@@ -201,7 +209,9 @@ impl Queue {
         Ok(swept)
     }
 
-    async fn sweep_receipts(&self, most: usize, swept: &mut Swept) -> Result<()> {
+    /// Says how many it removed.
+    async fn sweep_receipts(&self, most: usize, swept: &mut Swept) -> Result<u64> {
+        let before = swept.receipts;
         let retention = self.settings().retention;
         let list = List::prefix(self.keys().completed())?.detail(Detail::Version);
         let list = match most {
@@ -234,7 +244,7 @@ impl Queue {
                 }
             }
         }
-        Ok(())
+        Ok(swept.receipts - before)
     }
 
     async fn sweep_pending(&self, swept: &mut Swept) -> Result<()> {

@@ -166,6 +166,13 @@ pub trait Backend: Debug + Send + Sync + 'static {
         None
     }
 
+    /// An object that is opened and not read, and what [`Backend::stamp`] would have said; no source if
+    /// there is none. It has no version. `None` if this is no such store.
+    fn glance(&self, key: &Key) -> Option<(Stamp, Option<Box<dyn Source>>)> {
+        let _ = key;
+        None
+    }
+
     /// A listing, to be fetched page by page.
     fn list(&self, list: List) -> Box<dyn Lister>;
 

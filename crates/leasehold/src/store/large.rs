@@ -126,6 +126,23 @@ pub enum Stamp {
 }
 
 impl Stamp {
+    /// Whether a change after it was taken would show.
+    pub fn is_settled(&self) -> bool {
+        matches!(self, Self::Present { settled: true, .. })
+    }
+
+    /// How many bytes there are.
+    pub fn size(&self) -> Option<u64> {
+        let Self::Present { ids, .. } = self else { return None };
+        u64::try_from(ids[1]).ok()
+    }
+
+    /// What it says of something that is there, to be written down.
+    pub fn text(&self) -> Option<String> {
+        let Self::Present { ids, .. } = self else { return None };
+        Some(ids.map(|id| format!("{id:x}")).join("-"))
+    }
+
     /// Whether it says the same as an earlier one that can be relied on.
     pub fn confirms(&self, earlier: &Self) -> bool {
         match (self, earlier) {
@@ -216,6 +233,12 @@ impl Store {
     /// before. Nothing, and absent, if it is not there.
     pub(crate) fn slurp(&self, key: &Key) -> Option<(Stamp, Bytes)> {
         self.backend().slurp(key)
+    }
+
+    /// An object that is opened and not read, if it is a file, and its stamp. It has no version. No source,
+    /// and absent, if it is not there.
+    pub(crate) fn glance(&self, key: &Key) -> Option<(Stamp, Option<Box<dyn Source>>)> {
+        self.backend().glance(key)
     }
 
     /// What the file system says of this object or folder; `None` where there is no file system.

@@ -127,15 +127,22 @@ impl Replica {
 
     pub(super) async fn down_alone(&self, queue: &str, asking: Asking) -> Result<Down> {
         let before = self.bucket().usage();
-        let pair = self.pair(queue).await?;
+        let mut pair = self.pair(queue).await?;
         let mut state = self.state(queue).await?;
         let mut down = Down::default();
-        let done = self.bring_all(&pair, asking, &mut state, &mut down).await;
+        let mut done = self.bring_all(&pair, asking, &mut state, &mut down).await;
+        if done.as_ref().is_err_and(Error::is_about_data) && self.follow_shards(&pair).await? {
+            (pair, state) = (self.pair(queue).await?, self.state(queue).await?);
+            done = self.bring_all(&pair, asking, &mut state, &mut down).await;
+        }
         down.usage = self.bucket().usage().since(&before);
         state.usage = state.usage.plus(&down.usage);
         self.learn_time().await?;
         if done.is_ok() {
             state.down_at = Some(self.local().now().await?);
+            if asking.settings {
+                self.forget_duplicates(&pair, &mut state).await?;
+            }
         }
         self.save_state(queue, &state).await?;
         done.map(|()| down)
@@ -189,7 +196,7 @@ impl Replica {
         let mut listed: Vec<u128> = listed.into_iter().map(|(unit, _)| unit).collect();
         listed.sort_unstable();
         let mut lost = expected;
-        for mut units in local_units(self.local(), keys).await? {
+        for mut units in local_units(self.local(), pair.local.keys()).await? {
             while let Some(units) = units.next(pair.local.keys()).await? {
                 let mut missing = Vec::new();
                 for unit in units {
@@ -488,6 +495,13 @@ impl Pair<'_> {
         };
         let version = object.meta.version;
         let theirs = incarnation(unit, &object.body, &version);
+        if let Unit::Task(id) = unit
+            && self.there.is_done_in_bundle(id).await?
+        {
+            // As in strict mode: whoever had the bundle did it there after all.
+            self.there.delete_work(&self.there.keys().part(unit, Part::Work)?, &version).await?;
+            return Ok(None);
+        }
         // First that it is not here, then that it was not done here: whoever does it writes the record
         // first (FIELD.md row 15).
         let mut view = self.look(unit, &Entry::default()).await?;

@@ -256,6 +256,9 @@ impl Pair<'_> {
             self.revoke(unit, view).await?;
         }
         let keys = self.local.keys();
+        if view.work.is_some() && !self.note_shown(unit, view).await? {
+            return Ok(());
+        }
         if let Some((_, version)) = view.work.take() {
             self.local.delete_work(&keys.part(unit, Part::Work)?, &version).await?;
         }

@@ -51,7 +51,7 @@ pub use up::Up;
 use crate::lock::{Guard, Lock, LockSettings};
 use crate::queue::{self, Mode, Queue, QueueSettings};
 use crate::store::{List, Store, Write};
-use crate::{Error, ErrorKind, Result, StoreSettings};
+use crate::{Error, ErrorKind, Result, StoreSettings, host};
 use clock::{Ahead, BucketTime};
 use outbox::Outbox;
 
@@ -76,6 +76,9 @@ struct Inner {
 struct Identity {
     id: String,
     node: String,
+    /// Which folder of which machine this was written for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    place: Option<String>,
 }
 
 /// A queue, here and in the bucket.
@@ -98,8 +101,30 @@ impl Replica {
         let env = local.env().clone();
         let backend = Arc::new(BucketTime::over(local.backend().clone(), env.clone()));
         let local = Store::new(backend, env, StoreSettings::default())?;
-        let id = identity(&local, node).await?;
-        Ok(Self(Arc::new(Inner { local, bucket: bucket.clone(), node: node.to_owned(), id })))
+        let replica = |id| {
+            let (local, bucket) = (local.clone(), bucket.clone());
+            Self(Arc::new(Inner { local, bucket, node: node.to_owned(), id }))
+        };
+        if let Some(id) = identity(&local, node, false).await? {
+            return Ok(replica(id));
+        }
+        // First that, then its new name: one that dies in between finds it a copy again.
+        replica(String::new()).begin_anew().await?;
+        let id = identity(&local, node, true).await?;
+        Ok(replica(id.ok_or_else(|| Error::new(ErrorKind::Internal, "a replica has no id"))?))
+    }
+
+    /// What is here is a copy. The bucket may have been told all of it, by the one that it was copied from,
+    /// and more has happened since: each push is asked about before it is told.
+    async fn begin_anew(&self) -> Result<()> {
+        tracing::warn!(
+            replica = self.local().url(),
+            "this replica was copied, or moved: it is one of its own from now on"
+        );
+        for name in self.queues().await? {
+            self.note_telling(&name).await?;
+        }
+        Ok(())
     }
 
     /// The local store, whose clock tells the bucket's time.
@@ -117,12 +142,18 @@ impl Replica {
         &self.0.node
     }
 
-    /// The names of the queues that this replica has. No request to the bucket.
+    /// The names of the queues that this replica has. No request to the bucket. One whose settings are
+    /// damaged is left out, with a warning: it must not keep the others from their sync.
     pub async fn queues(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for name in Queue::list(self.local()).await? {
-            if self.queue(&name).await?.is_some() {
-                names.push(name);
+            match self.queue(&name).await {
+                Ok(Some(_)) => names.push(name),
+                Ok(None) => {}
+                Err(error) if error.is_about_data() => {
+                    tracing::warn!(queue = name, %error, "the replica of this queue cannot be read");
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(names)
@@ -149,9 +180,11 @@ impl Replica {
                 format!("the queue {name:?} is a strict one: its tasks are not replicated");
             return Err(Error::invalid(message));
         }
+        // The time before the settings: whoever finds these pushes, and by this host's clock that may be
+        // due a day too late.
+        self.learn_time().await?;
         self.take_settings(&there).await?;
         self.note_settings(&there).await?;
-        self.learn_time().await?;
         let made = self.queue(name).await?;
         made.ok_or_else(|| Error::new(ErrorKind::Internal, "a replica was not made"))
     }
@@ -188,7 +221,10 @@ impl Replica {
 
     /// Writes the bucket's settings down as ours.
     async fn take_settings(&self, there: &Queue) -> Result<()> {
-        let settings = QueueSettings { replica: true, ..(*there.settings()).clone() };
+        // A queue that was made again may have other shards there. What is here stays where it is.
+        let here = self.queue(there.name()).await?;
+        let shards = here.map_or(there.settings().shards, |here| here.keys().shards());
+        let settings = QueueSettings { replica: true, shards, ..(*there.settings()).clone() };
         let key = there.keys().settings()?;
         let there_now = self.local().get(&key).await?;
         if there_now.is_some_and(|object| object.body == settings.to_bytes()) {
@@ -239,14 +275,33 @@ impl Replica {
         let Some(local) = self.queue(name).await? else {
             return Err(Error::invalid(format!("this node has no replica of the queue {name:?}")));
         };
-        let settings = QueueSettings { replica: false, ..(*local.settings()).clone() };
         // What is known of the bucket's settings: nothing is asked for that.
         let state = self.state(name).await?;
+        let shards = state.shards.unwrap_or(local.keys().shards());
+        let settings = QueueSettings { replica: false, shards, ..(*local.settings()).clone() };
         let (version, careful) = (Version::new(state.settings_version), state.telling);
         let there = Queue::with(self.bucket(), name, settings, version)?;
         let outbox = Outbox::new(self.local(), name)?;
         let checked = tokio::sync::OnceCell::new();
         Ok(Pair { replica: &self.0, local, there, outbox, careful, checked })
+    }
+
+    /// Whether the bucket's queue has another number of shards than we thought: it was made again. From the
+    /// next look at it on it is found there. One GET.
+    async fn follow_shards(&self, pair: &Pair<'_>) -> Result<bool> {
+        let Some(there) = Queue::open(self.bucket(), pair.there.name()).await? else {
+            return Ok(false);
+        };
+        let (before, now) = (pair.there.keys().shards(), there.keys().shards());
+        if before == now {
+            return Ok(false);
+        }
+        tracing::warn!(queue = there.name(), before, now, "was made again with other shards");
+        let mut state = self.state(there.name()).await?;
+        state.shards = Some(now);
+        state.settings_version = there.settings_version().as_str().to_owned();
+        self.save_state(there.name(), &state).await?;
+        Ok(true)
     }
 
     /// Whether a worker of this queue has said that it has nothing to do.
@@ -256,19 +311,36 @@ impl Replica {
     }
 }
 
-async fn identity(local: &Store, node: &str) -> Result<String> {
+/// Which replica this is; made if need be. A folder that was copied, or came from a backup, is not the one
+/// that it was copied from: two with one id would take each other's leases in the bucket for their own. It
+/// gets a new one if `anew` says so, else `None` says that it should.
+async fn identity(local: &Store, node: &str, anew: bool) -> Result<Option<String>> {
     let key = layout::replica()?;
-    for _ in 0..4 {
-        if let Some(object) = local.get(&key).await? {
-            let identity: Identity = serde_json::from_slice(&object.body).map_err(|error| {
-                Error::new(ErrorKind::Data, format!("not a replica: {error}")).at(&key)
-            })?;
-            return Ok(identity.id);
-        }
+    for _ in 0..8 {
+        let here = host::folder(local);
         let nonce = local.env().nonce();
-        let identity = Identity { id: nonce.to_string(), node: node.to_owned() };
+        let fresh = Identity { id: nonce.to_string(), node: node.to_owned(), place: here.clone() };
+        let (identity, write) = match local.get(&key).await? {
+            None => (fresh, Write::when(When::Absent, Proof::Nonce(nonce))),
+            Some(object) => {
+                let known: Identity = serde_json::from_slice(&object.body).map_err(|error| {
+                    Error::new(ErrorKind::Data, format!("not a replica: {error}")).at(&key)
+                })?;
+                let when = When::Matches(object.meta.version);
+                match (&known.place, &here) {
+                    (Some(there), Some(here)) if there != here && !anew => return Ok(None),
+                    (Some(there), Some(here)) if there != here => {
+                        (fresh, Write::when(when, Proof::Nonce(nonce)))
+                    }
+                    // The folder was not there yet when it was made. All who notice write the same.
+                    (None, Some(_)) => {
+                        (Identity { place: here, ..known }, Write::when(when, Proof::Bytes))
+                    }
+                    _ => return Ok(Some(known.id)),
+                }
+            }
+        };
         let body = serde_json::to_vec(&identity).unwrap_or_default();
-        let write = Write::when(When::Absent, Proof::Nonce(nonce));
         queue::wrote(local.put(&key, body.into(), write).await?)?;
     }
     Err(Error::unavailable("others keep making and removing this replica").at(&key))

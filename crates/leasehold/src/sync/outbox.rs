@@ -3,6 +3,8 @@
 //! Noted before a push, a receipt or a dead letter, so that none of them can be without its entry. A
 //! claim is noted after it: one that nobody learns of costs others a race, and no task.
 
+use std::time::Duration;
+
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::lease::Place;
 use leasehold_protocol::format::outbox::{Entry, Intent, Writer};
@@ -11,8 +13,11 @@ use leasehold_protocol::layout::sync::SyncKeys;
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 
-use crate::store::{Delete, Durability, List, Put, Store, Unknown, Write};
+use crate::store::{Delete, Detail, Durability, List, Put, Store, Unknown, Write};
 use crate::{Error, Result, host};
+
+/// How many old duplicates are named at a time, about.
+const AT_ONCE: usize = 1000;
 
 /// The outbox of one queue of a replica.
 #[derive(Debug, Clone)]
@@ -43,15 +48,15 @@ impl Outbox {
     pub async fn pushing(
         &self,
         unit: &Unit,
-        chosen: bool,
-        scheduled: Option<StoreTime>,
+        incarnation: &str,
+        (chosen, scheduled): (bool, Option<StoreTime>),
         durability: Durability,
     ) -> Result<()> {
-        let writer = self.writer(Intent::Push);
+        let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(Intent::Push) };
         let note = |entry: &mut Entry| {
             entry.untold = true;
             entry.chosen |= chosen;
-            entry.scheduled = scheduled;
+            entry.scheduled = scheduled.or(entry.scheduled);
             entry.add(writer.clone());
         };
         self.note(unit, durability, &note).await
@@ -84,13 +89,28 @@ impl Outbox {
         self.note(unit, durability, &note).await
     }
 
-    /// The receipt that this process has announced was not written: somebody else's stands.
+    /// The record that this process has announced was not written: somebody else's stands.
     pub async fn not_finishing(&self, unit: &Unit, incarnation: &str) -> Result<()> {
         let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(Intent::Finish) };
+        self.withdraw(unit, &|announced| *announced == writer).await
+    }
+
+    /// A push that was announced, by whomever, was not made, or gave way: another has its name.
+    pub async fn not_pushing(&self, unit: &Unit, incarnation: &str) -> Result<()> {
+        let push = |announced: &Writer| {
+            announced.intent == Intent::Push && announced.incarnation == incarnation
+        };
+        self.withdraw(unit, &push).await
+    }
+
+    async fn withdraw(&self, unit: &Unit, which: &(impl Fn(&Writer) -> bool + Sync)) -> Result<()> {
         for _ in 0..64 {
             let Some((mut entry, version)) = self.entry(unit).await? else { return Ok(()) };
-            entry.writers.retain(|announced| *announced != writer);
-            if self.rewrite(unit, &entry, version).await? {
+            if !entry.writers.iter().any(which) {
+                break;
+            }
+            entry.writers.retain(|announced| !which(announced));
+            if self.rewrite(unit, &entry, version).await?.is_some() {
                 break;
             }
         }
@@ -149,10 +169,15 @@ impl Outbox {
         Ok(self.store.head(&self.keys.entry(unit)?).await?.is_some())
     }
 
-    /// Writes down what was told, unless something was noted since.
-    pub async fn rewrite(&self, unit: &Unit, entry: &Entry, version: Version) -> Result<bool> {
+    /// Writes down what was told, unless something was noted since, and says in which version it stands.
+    pub async fn rewrite(
+        &self,
+        unit: &Unit,
+        entry: &Entry,
+        version: Version,
+    ) -> Result<Option<Version>> {
         let durability = if entry.untold { Durability::Durable } else { Durability::Volatile };
-        Ok(self.write(unit, entry, When::Matches(version), durability).await?.is_some())
+        self.write(unit, entry, When::Matches(version), durability).await
     }
 
     /// Removes an entry, unless something was noted since.
@@ -187,16 +212,38 @@ impl Outbox {
         }
     }
 
-    /// How many tasks were done in vain.
-    pub async fn duplicates(&self) -> Result<u64> {
+    /// How many tasks were done in vain, as far as it is remembered of each; but not by these.
+    pub async fn duplicates(&self, except: &[String]) -> Result<u64> {
         let mut listing = self.store.list(List::prefix(self.keys.duplicates())?.unordered());
         let mut count = 0;
         while let Some(page) = listing.next_page().await? {
-            let counts =
-                page.entries.iter().filter_map(|e| self.keys.parse_duplicate(e.key.as_str()));
-            count += counts.sum::<u64>();
+            let keys = page.entries.iter().map(|entry| entry.key.as_str());
+            let counted = keys.filter(|key| !except.iter().any(|other| other == key));
+            count += counted.filter_map(|key| self.keys.parse_duplicate(key)).sum::<u64>();
         }
         Ok(count)
+    }
+
+    /// Some of those that are older than this, and how many tasks they count.
+    pub async fn old_duplicates(&self, retention: Duration) -> Result<(u64, Vec<String>)> {
+        let list = List::prefix(self.keys.duplicates())?.unordered().detail(Detail::Stat);
+        let mut listing = self.store.list(list);
+        let (mut count, mut old) = (0, Vec::new());
+        while let Some(page) = listing.next_page().await? {
+            let Some(now) = page.now else { continue };
+            for entry in page.entries {
+                let is_old = entry.modified.is_some_and(|at| now.since(at) >= retention);
+                if let (true, Some(tasks)) = (is_old, self.keys.parse_duplicate(entry.key.as_str()))
+                {
+                    count += tasks;
+                    old.push(entry.key.to_string());
+                }
+            }
+            if old.len() >= AT_ONCE {
+                break;
+            }
+        }
+        Ok((count, old))
     }
 
     /// Notes that a worker has nothing to do, or has again.

@@ -132,7 +132,7 @@ impl Replica {
                 due.down = now.plus(self.jittered(settings.sync_down));
             }
             due.dry_pause = match down.new {
-                0 => (due.dry_pause * 2).max(settings.sync_up),
+                0 => due.dry_pause.saturating_mul(2).max(settings.sync_up),
                 // There may be more where this came from.
                 _ => settings.sync_up / 10,
             };

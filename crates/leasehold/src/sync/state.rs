@@ -6,11 +6,11 @@ use leasehold_protocol::sync::{self as decide, End, TellLease};
 use leasehold_protocol::time::StoreTime;
 use serde::{Deserialize, Serialize};
 
-use super::{Down, Replica, Up};
-use crate::Result;
+use super::{Down, Pair, Replica, Up};
 use crate::queue::{Mode, wrote};
 use crate::store::meter::Usage;
 use crate::store::{Durability, List, Write};
+use crate::{Key, Result};
 
 /// `sync/{queue}/state.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -18,6 +18,9 @@ use crate::store::{Durability, List, Write};
 pub(super) struct State {
     /// The version of the bucket's settings that we have.
     pub settings_version: String,
+    /// How many shards the bucket's queue has, if it was made again since the replica was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shards: Option<u16>,
     /// Whether a sync up has begun that did not end: what it was about to push may be there.
     pub telling: bool,
     /// When the last complete sync up ended.
@@ -42,6 +45,11 @@ pub(super) struct State {
     pub lost: u64,
     /// All that was requested of the bucket.
     pub usage: Usage,
+    /// Completions that came second, and are so long ago that each is not remembered any more.
+    pub old_duplicates: u64,
+    /// Those of them whose objects are still to be removed: they do not count again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub forgetting: Vec<String>,
 }
 
 impl State {
@@ -144,6 +152,26 @@ impl Replica {
         self.write_state(queue, &state, Durability::Durable).await
     }
 
+    /// Forgets completions that came second once their receipts are forgotten, and keeps their number.
+    pub(super) async fn forget_duplicates(&self, pair: &Pair<'_>, state: &mut State) -> Result<()> {
+        let retention = pair.local.settings().retention;
+        loop {
+            // First those that were counted before a crash.
+            for key in std::mem::take(&mut state.forgetting) {
+                let Ok(key) = Key::new(key) else { continue };
+                let _ = self.local().delete(&key).await?;
+            }
+            let (count, old) = pair.outbox.old_duplicates(retention).await?;
+            if old.is_empty() {
+                return Ok(());
+            }
+            // Counted and named in one write, and on disk before the first of them goes.
+            state.old_duplicates += count;
+            state.forgetting = old;
+            self.write_state(pair.local.name(), state, Durability::Durable).await?;
+        }
+    }
+
     async fn write_state(&self, queue: &str, state: &State, durability: Durability) -> Result<()> {
         let key = SyncKeys::new(queue)?.state()?;
         let body = serde_json::to_vec(state).unwrap_or_default();
@@ -179,7 +207,7 @@ impl Replica {
             up_age_ms: age(state.up_at),
             down_age_ms: age(state.down_at),
             outbox: self.count(&keys.outbox()).await?,
-            duplicates: pair.outbox.duplicates().await?,
+            duplicates: state.old_duplicates + pair.outbox.duplicates(&state.forgetting).await?,
             lost: state.lost,
             set_aside: self.count(&keys.set_aside()).await?,
             requests: paid,

@@ -7,21 +7,21 @@
 use futures::StreamExt as _;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::lease::Lease;
-use leasehold_protocol::format::outbox::{Entry, state_hash, unit_hash};
+use leasehold_protocol::format::outbox::{Entry, Intent, state_hash, unit_hash};
 use leasehold_protocol::format::task::{self as format, DeadLetter, Receipt};
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::{Judgement, Seen, Why};
-use leasehold_protocol::queue::History;
+use leasehold_protocol::queue::{History, gives_way};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::sync::{self as decide, End, Local, LocalLease, Missing, TellLease};
 use serde::Serialize;
 
 use super::{AT_A_TIME, Pair, Replica};
-use crate::queue::push::Stored;
+use crate::queue::push::{Stored, bundle_of};
 use crate::queue::wrote;
 use crate::store::meter::Usage;
 use crate::store::{List, Write};
-use crate::{Error, Result};
+use crate::{Error, Result, StoreTime};
 
 /// Stands for no state of a task: it is to be looked at.
 const UNSEEN: u64 = 0;
@@ -80,6 +80,10 @@ pub(super) struct View {
     pub lease: Option<Seen>,
     pub receipt: Option<(Receipt, Version)>,
     pub letter: Option<(DeadLetter, Version)>,
+    /// The version of the entry, unless something was noted since.
+    entry: Option<Version>,
+    /// The entry without what it announced and the replica shows, where that is not written down yet.
+    shown: Option<Entry>,
 }
 
 impl View {
@@ -166,11 +170,11 @@ impl Pair<'_> {
     pub(super) async fn look(&self, unit: &Unit, entry: &Entry) -> Result<View> {
         let (store, keys) = (self.local_store(), self.local.keys());
         let scheduled = match (entry.scheduled, unit) {
-            (Some(time), Unit::Task(id)) => {
-                store.head(&keys.scheduled_at(time, id)?).await?.is_some()
-            }
-            _ => false,
+            (Some(time), Unit::Task(id)) => store.get(&keys.scheduled_at(time, id)?).await?,
+            _ => None,
         };
+        let scheduled =
+            scheduled.map(|object| incarnation(unit, &object.body, &object.meta.version));
         let work = store.get(&keys.part(unit, Part::Work)?).await?;
         let incarnation =
             work.as_ref().map(|object| incarnation(unit, &object.body, &object.meta.version));
@@ -205,7 +209,7 @@ impl Pair<'_> {
             letter: letter.as_ref().map(|(letter, _)| letter.task.incarnation.clone()),
         };
         let work = work.map(|object| (object.body.to_vec(), object.meta.version));
-        Ok(View { local, work, lease: seen, receipt, letter })
+        Ok(View { local, work, lease: seen, receipt, letter, entry: None, shown: None })
     }
 
     /// Tells of one task or bundle, and removes its entry if there is nothing more to tell.
@@ -215,6 +219,8 @@ impl Pair<'_> {
         let mut entry = before.clone();
         let mut view = self.look(unit, &entry).await?;
         decide::forget_seen(&mut entry, &view.local);
+        view.shown = (entry.writers != before.writers).then(|| entry.clone());
+        view.entry = Some(version);
         if decide::owes_letter(&entry, &view.local) {
             let untold = entry.untold;
             self.tell_dead(unit, &mut entry, &mut view, &mut up).await?;
@@ -224,6 +230,9 @@ impl Pair<'_> {
             view.local.letter = None;
         }
         let tale = decide::tell(&entry, &view.local);
+        if tale == decide::Tale::default() {
+            self.tell_outdated(unit, &mut entry, &view).await?;
+        }
         let (work, lease) = (view.local.work.is_some(), view.local.lease.clone());
         if (tale.end.is_some() || tale.lease.is_some())
             && let Unit::Bundle(id, _) = unit
@@ -251,6 +260,7 @@ impl Pair<'_> {
                 None => {}
             }
         }
+        decide::keep_announced(&mut entry, &before);
         let shut = view.local.lease == LocalLease::Foreign && lease != LocalLease::Foreign;
         if shut || (work && view.local.work.is_none()) {
             // The bucket may look again as it did when we had it: it is to be looked at all the same, or
@@ -258,6 +268,11 @@ impl Pair<'_> {
             let key = self.there.keys().part(unit, Part::Work)?;
             up.seen.push((unit_hash(key.as_str()), UNSEEN));
         }
+        let Some(version) = view.entry else {
+            // Noted again: there is more to tell.
+            up.left += 1;
+            return Ok(up);
+        };
         match decide::is_settled(&entry, &view.local, |n| self.outbox.is_gone(&entry, n)) {
             true => up.left += u64::from(!self.outbox.remove(unit, &version).await?),
             false => {
@@ -268,6 +283,18 @@ impl Pair<'_> {
             }
         }
         Ok(up)
+    }
+
+    /// Writes down that what the entry announced has shown itself, before what shows it is removed. A
+    /// sync that is cut off in between would leave an entry that waits for as long as those live who
+    /// announced it, and no task of this name would come down meanwhile. `false` if something was noted
+    /// since: then nothing is to be removed, and the next sync tells of all.
+    pub(super) async fn note_shown(&self, unit: &Unit, view: &mut View) -> Result<bool> {
+        let Some(entry) = view.shown.take() else { return Ok(true) };
+        if let Some(version) = view.entry.take() {
+            view.entry = self.outbox.rewrite(unit, &entry, version).await?;
+        }
+        Ok(view.entry.is_some())
     }
 
     async fn tell_of_those_who_left(&self, bundle: &str) -> Result<Up> {
@@ -303,8 +330,10 @@ impl Pair<'_> {
         {
             self.outbox.count_duplicate(unit, &receipt.nonce).await?;
             up.duplicates += unit.tasks();
-            self.local.delete_work(&self.local.keys().receipt(unit)?, &version).await?;
-            entry.untold = false;
+            if self.note_shown(unit, view).await? {
+                self.local.delete_work(&self.local.keys().receipt(unit)?, &version).await?;
+                entry.untold = false;
+            }
             return Ok(());
         }
         match self.there.record_receipt(unit, &receipt, Proof::Bytes).await? {
@@ -391,6 +420,7 @@ impl Pair<'_> {
         {
             self.local.delete_work(&self.local.keys().part(unit, Part::Work)?, version).await?;
             view.local.work = None;
+            view.work = None;
         }
         // One that lost its claim and finished all the same: what stood for the other's lease would keep
         // everybody here from the next push of this name.
@@ -401,6 +431,44 @@ impl Pair<'_> {
             let key = self.local.keys().part(unit, Part::Lease)?;
             let token = super::hold::token(seen).unwrap_or(0);
             let _ = self.local_store().retire(&key, &seen.version, token).await?;
+        }
+        Ok(())
+    }
+
+    /// A task that came to its end here in vain: a record of a later push of its name stands, which does
+    /// not give way, or it was done in the bundle that it left. Strict mode removes it then; else it
+    /// would come down again and again.
+    async fn tell_outdated(&self, unit: &Unit, entry: &mut Entry, view: &View) -> Result<()> {
+        let Unit::Task(id) = unit else { return Ok(()) };
+        let Local { work: None, scheduled: None, receipt, letter, .. } = &view.local else {
+            return Ok(());
+        };
+        if self.local.is_done_in_bundle(id).await? {
+            // It was there, or whoever claims it removes it.
+            entry.writers.retain(|writer| writer.intent != Intent::Push);
+            entry.untold = false;
+        }
+        if entry.origin.is_none() || (receipt.is_none() && letter.is_none()) {
+            return Ok(());
+        }
+        let key = self.there.keys().part(unit, Part::Work)?;
+        let Some(object) = self.bucket().get(&key).await? else { return Ok(()) };
+        let version = object.meta.version;
+        let task = format::Task::parse(&object.body, id, version.as_str());
+        if task.incarnation != entry.incarnation {
+            return Ok(());
+        }
+        let receipt = self.there.receipt_of(unit).await?;
+        let letter = self.there.dead_letter(id).await?;
+        let stands = |at: Option<StoreTime>| !gives_way(at, task.pushed_at);
+        if receipt.is_some_and(|receipt| stands(receipt.pushed_at))
+            || letter.is_some_and(|letter| stands(letter.task.pushed_at))
+        {
+            self.there.delete_work(&key, &version).await?;
+            if let Some(told) = entry.told.take() {
+                let key = self.there.keys().part(unit, Part::Lease)?;
+                let _ = self.bucket().retire(&key, &Version::new(told), entry.token).await?;
+            }
         }
         Ok(())
     }
@@ -426,10 +494,20 @@ impl Pair<'_> {
         view: &mut View,
         up: &mut Up,
     ) -> Result<bool> {
+        // Its name follows from a bundle's, so whoever had the bundle elsewhere may have pushed it, too.
+        let left = matches!(unit, Unit::Task(id) if bundle_of(id).is_some());
+        if view.work.is_some() && view.local.scheduled.is_some() {
+            self.tell_scheduled(unit, entry).await?;
+        }
+        if is_copy(unit, view) {
+            // It is another push that is to be told of, and that is yet to come.
+            entry.untold = false;
+            return Ok(true);
+        }
         self.checked.get_or_try_init(|| self.check_queue()).await?;
         // The last sync up was cut off: this may have been there, and be over (FIELD.md row 15).
-        if self.careful
-            && let Some(ours) = view.local.work.clone()
+        if (self.careful || left)
+            && let Some(ours) = view.local.work.clone().or(view.local.scheduled.clone())
         {
             let what = decide::missing(&ours, &self.ask(unit, &ours).await?);
             if matches!(what, Missing::Done | Missing::Dead) {
@@ -472,7 +550,7 @@ impl Pair<'_> {
                 }
                 let stored = self
                     .there
-                    .store_task(&key, &receipt, &task, entry.chosen, Proof::Bytes)
+                    .store_task(&key, &receipt, &task, entry.chosen || left, Proof::Bytes)
                     .await?;
                 match stored {
                     Stored::Pending(there) if there.as_deref() == Some(&task.incarnation) => None,
@@ -514,6 +592,29 @@ impl Pair<'_> {
         entry.untold = false;
         entry.scheduled = None;
         Ok(true)
+    }
+
+    /// Tells of what waits for its time beside a task of its name.
+    async fn tell_scheduled(&self, unit: &Unit, entry: &Entry) -> Result<()> {
+        let (Unit::Task(id), Some(time)) = (unit, entry.scheduled) else { return Ok(()) };
+        let here = self.local_store().get(&self.local.keys().scheduled_at(time, id)?).await?;
+        let Some(object) = here else { return Ok(()) };
+        let task = format::Task::parse(&object.body, id, object.meta.version.as_str());
+        let (key, receipt) =
+            (self.there.keys().scheduled_at(time, id)?, self.there.keys().receipt(unit)?);
+        // Done before: it gives way here, too, once its time has come.
+        self.there.store_task(&key, &receipt, &task, entry.chosen, Proof::Bytes).await.map(drop)
+    }
+}
+
+/// Whether the work came from the bucket.
+fn is_copy(unit: &Unit, view: &View) -> bool {
+    let Some((body, _)) = &view.work else { return false };
+    match unit {
+        Unit::Task(id) => format::Task::parse(body, id, "").origin.is_some(),
+        Unit::Bundle(id, _) => {
+            format::Bundle::parse(body, id).is_ok_and(|bundle| bundle.origin.is_some())
+        }
     }
 }
 

@@ -9,7 +9,7 @@ mod counted;
 mod crashes;
 mod faults;
 mod interleavings;
-mod time;
+mod odd;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -21,6 +21,7 @@ use leasehold::store::memory::Memory;
 use leasehold::store::{Connect, Store, StoreUrl};
 use leasehold::sync::Replica;
 use leasehold::{Key, List};
+use leasehold_testkit::clock as time;
 use leasehold_testkit::conformance::{on_server, over};
 use leasehold_testkit::servers::Server;
 

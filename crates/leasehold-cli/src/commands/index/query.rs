@@ -124,7 +124,16 @@ impl<W: std::io::Write> Answer for Lines<W> {
     type Error = anyhow::Error;
 
     fn columns(&mut self, names: &[&str]) -> anyhow::Result<()> {
-        self.names = names.iter().map(|name| (*name).to_owned()).collect();
+        // Two columns of one name, as joins have them, would be one value.
+        self.names.clear();
+        for name in names {
+            let numbered = (2..).map(|number| format!("{name}_{number}"));
+            let mut spellings = std::iter::once((*name).to_owned()).chain(numbered);
+            let is_free = |spelled: &String| {
+                !self.names.contains(spelled) && (spelled == name || !names.contains(&&**spelled))
+            };
+            self.names.extend(spellings.find(is_free));
+        }
         Ok(())
     }
 
@@ -142,5 +151,24 @@ impl<W: std::io::Write> Answer for Lines<W> {
         }
         serde_json::to_writer(&mut self.out, &record)?;
         Ok(self.out.write_all(b"\n")?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Joins have columns of the same name: each of them keeps its value.
+    #[test]
+    fn columns_of_one_name_keep_their_values() {
+        let mut lines = Lines { out: Vec::new(), names: Vec::new() };
+        lines.columns(&["domain", "n", "domain", "domain_2", "domain", "Domain"]).unwrap();
+        let values: Vec<_> = (0..6).map(Value::Integer).collect();
+        lines.row(&values).unwrap();
+        let line: serde_json::Value = serde_json::from_slice(&lines.out).unwrap();
+        let expected = serde_json::json!({
+            "domain": 0, "n": 1, "domain_3": 2, "domain_2": 3, "domain_4": 4, "Domain": 5,
+        });
+        assert_eq!(line, expected);
     }
 }

@@ -1,5 +1,6 @@
 //! `leasehold queue …`.
 
+mod log;
 mod push;
 mod show;
 mod work;

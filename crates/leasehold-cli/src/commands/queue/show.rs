@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::queue::{Failed, Peeked, Queue, Status};
+use leasehold::queue::{Failed, Mode, Peeked, Queue, Status};
 use leasehold::settings::format_duration;
 use serde_json::json;
 
@@ -16,6 +16,11 @@ pub fn settings(args: &Args, queue: &Queue) -> anyhow::Result<()> {
     let mut fields = serde_json::to_value(&*settings)?;
     if let Some(fields) = fields.as_object_mut() {
         fields.remove("nonce");
+        // Not written where they are as ever, but not hidden either.
+        if settings.mode == Mode::Relaxed {
+            fields.insert("sync_up".to_owned(), format_duration(settings.sync_up).into());
+            fields.insert("sync_down".to_owned(), format_duration(settings.sync_down).into());
+        }
     }
     if args.json {
         if let Some(fields) = fields.as_object_mut() {

@@ -18,9 +18,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::invalid;
+use super::log::{End, Run};
 use crate::args::Args;
 use crate::args::queue::Work;
-use crate::child::{Pipes, Running, Warden};
+use crate::child::{self, Pipes, Running, Warden};
 use crate::exit::{Ending, Exit};
 use crate::supervised::{self, Leash, Report};
 use crate::{config, render};
@@ -58,6 +59,17 @@ impl Tally {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn count(&self, end: End) {
+        match end {
+            End::Done => Self::add(&self.done),
+            End::DoneBefore => Self::add(&self.again),
+            End::Retried => Self::add(&self.retried),
+            End::Failed => Self::add(&self.failed),
+            End::Lost => Self::add(&self.lost),
+            End::Returned | End::Unrecorded => {}
+        }
+    }
+
     /// Notes what went wrong with a task.
     fn note(&self, task: &str, error: &str) {
         self.seen().1 = Some(shortened(&format!("{task}: {error}")));
@@ -85,6 +97,14 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     }
     if work.fail_code == 0 {
         return Err(invalid("--fail-code cannot be 0, which says that the task is done"));
+    }
+    // A node that lacks the program fails faster than all others work, and would have the whole queue given
+    // up. Its supervisor tells of it.
+    if args.supervised.is_some()
+        && let Some(program) = work.command.first().filter(|program| child::is_missing(program))
+    {
+        let program = program.to_string_lossy();
+        return Err(invalid(format!("cannot run {program}: there is no such program here")));
     }
     // It stands in every lease, and so must be there before the first claim.
     let warden = Warden::start()?;
@@ -160,7 +180,7 @@ async fn work_on(
     told: &mut Signals,
 ) -> anyhow::Result<Vec<anyhow::Result<()>>> {
     let loops = futures::future::join_all(
-        (0..work.jobs).map(|_| one_after_the_other(worker, work, tally, stop)),
+        (0..work.jobs).map(|_| one_after_the_other(store, worker, work, tally, stop)),
     );
     tokio::pin!(loops);
     let mut signals = 0;
@@ -277,6 +297,7 @@ fn report(args: &Args, tally: &Tally) -> anyhow::Result<()> {
 
 /// One of the jobs.
 async fn one_after_the_other(
+    store: &Store,
     worker: &Worker,
     work: &Work,
     tally: &Tally,
@@ -301,19 +322,25 @@ async fn one_after_the_other(
         };
         trouble = 0;
         Tally::add(&tally.under_way);
-        let name = format!("{}/{}", task.queue().map_or("", |queue| queue.name()), task.id());
+        let run = Run::of(&task);
+        let name = run.name();
         tally.seen().0.insert(name.clone());
         let ended = run_task(task, work, tally, stop).await;
         tally.under_way.fetch_sub(1, Relaxed);
         tally.seen().0.remove(&name);
-        match ended {
-            Ok(()) => {}
+        let end = match ended {
+            Ok(end) => end,
             // Somebody else has the task by now, or will.
-            Err(error) if is_lost(&error) => Tally::add(&tally.lost),
+            Err(error) if is_lost(&error) => End::Lost,
             Err(error) => {
                 tally.note(&name, &format!("{error:#}"));
                 tracing::warn!("{error:#}");
+                End::Unrecorded
             }
+        };
+        tally.count(end);
+        if let Some(file) = &work.log {
+            run.log(file, store.env(), end);
         }
     }
 }
@@ -339,7 +366,7 @@ async fn run_task(
     work: &Work,
     tally: &Tally,
     stop: &CancellationToken,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<End> {
     let ended = match run_command(&task, work, stop).await {
         Ok(ended) => ended,
         Err(error) => {
@@ -358,42 +385,44 @@ async fn run_task(
                     Err(_) => task.ack_text(text).await?,
                 },
             };
-            Tally::add(match acked {
-                Acked::First => &tally.done,
-                Acked::Again => &tally.again,
-            });
+            Ok(match acked {
+                Acked::First => End::Done,
+                Acked::Again => End::DoneBefore,
+            })
         }
         // Whoever stops a service tells all of its processes, the command too: not its fault.
         Ended::By { code, .. } if tally.draining.load(Relaxed) && ENDED.contains(&code) => {
             task.give_back().await?;
+            Ok(End::Returned)
         }
         Ended::By { code, said, .. } if code == work.fail_code => {
-            Tally::add(&tally.failed);
             tally.note(task.id(), &format!("exit code {code}{said}"));
             task.fail(&format!("exit code {code}{said}")).await?;
+            Ok(End::Failed)
         }
         Ended::By { code, said, .. } => {
-            nack(task, &format!("exit code {code}{said}"), tally).await?;
+            Ok(nack(task, &format!("exit code {code}{said}"), tally).await?)
         }
         Ended::TimedOut(limit) => {
             let limit = leasehold::settings::format_duration(limit);
-            nack(task, &format!("the command took longer than {limit}"), tally).await?;
+            Ok(nack(task, &format!("the command took longer than {limit}"), tally).await?)
         }
-        Ended::Stopped => task.give_back().await?,
+        Ended::Stopped => {
+            task.give_back().await?;
+            Ok(End::Returned)
+        }
         // Its claim is somebody else's: nothing is to be said about it.
         Ended::Lost => {
-            Tally::add(&tally.lost);
             let _ = task.give_back().await;
+            Ok(End::Lost)
         }
     }
-    Ok(())
 }
 
-async fn nack(task: Task, error: &str, tally: &Tally) -> leasehold::Result<()> {
+async fn nack(task: Task, error: &str, tally: &Tally) -> leasehold::Result<End> {
     tally.note(task.id(), error);
     let again = task.nack(error, None).await?;
-    Tally::add(if again { &tally.retried } else { &tally.failed });
-    Ok(())
+    Ok(if again { End::Retried } else { End::Failed })
 }
 
 async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyhow::Result<Ended> {

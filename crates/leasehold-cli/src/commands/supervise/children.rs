@@ -35,6 +35,7 @@ impl Supervisor {
         for n in (0..self.slots.len()).rev() {
             self.stop(n);
         }
+        self.next_report = now;
     }
 
     /// Tells a process to end. Those that do not run are forgotten.
@@ -83,6 +84,8 @@ impl Supervisor {
         let Some(n) = self.slots.iter().position(|slot| slot.id == id) else { return };
         let now = self.now();
         let slot = &mut self.slots[n];
+        let dropped = slot.flow.dropped();
+        slot.tell_dropped(dropped);
         // It holds nothing any more.
         slot.report.holds = 0;
         slot.report.held.clear();

@@ -18,6 +18,7 @@
 
 mod children;
 mod notify;
+mod orphans;
 mod plan;
 mod process;
 mod record;
@@ -39,12 +40,13 @@ use leasehold::protocol::supervise;
 use leasehold::queue::Queue;
 use leasehold::store::Kind;
 use leasehold::sync::Replica;
-use leasehold::{Error, ErrorKind, Store, StoreTime, Version};
+use leasehold::{Error, ErrorKind, Store, StoreSettings, StoreTime, Version};
 use rustix::process::Signal;
 use tokio::sync::mpsc;
 
 pub use unit::print_unit;
 
+use self::orphans::Orphans;
 use self::process::{Slot, State as Running};
 use self::state::State;
 use self::sync::{Replicated, Syncing};
@@ -80,6 +82,13 @@ const REAP: Duration = Duration::from_secs(3600);
 const SLACK: Duration = Duration::from_secs(15);
 /// Before the end of a drain: how long to wait for tasks that were told to stop.
 const LAST: Duration = Duration::from_secs(7);
+/// How long the store may take to answer before work begins without it: less than systemd waits for us to
+/// be ready.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the same trouble is not told again.
+const AGAIN: Duration = Duration::from_secs(3600);
+/// How many different ones are remembered for that.
+const MOST_TROUBLES: usize = 16;
 /// How long the last report may take.
 const GOODBYE: Duration = Duration::from_secs(5);
 
@@ -95,51 +104,16 @@ pub async fn run(args: &Args, store: &Store, supervise: &Supervise) -> anyhow::R
         Some(connect) => Some(Replica::open(&connect.open()?, store, &node).await?),
         None => None,
     };
-    let (events, heard) = mpsc::channel(64);
-    let now = store.env().clock().boot();
     let own_connections = config::connect(args)?.settings;
-    let mut supervisor = Supervisor {
-        store: store.clone(),
-        node,
-        state,
-        words,
-        usual: Limits {
-            connections: own_connections.connections,
-            requests_per_minute: own_connections.requests_per_minute,
-        },
-        drain: supervise.drain,
-        quiet: args.quiet,
-        events,
-        slots: Vec::new(),
-        ids: 0,
-        known: None,
-        carried_out: None,
-        refused: None,
-        every: supervise::EVERY,
-        queues: Vec::new(),
-        limits: (None, None),
-        seat: None,
-        looking: false,
-        telling: false,
-        seating: false,
-        started: now,
-        started_at: None,
-        clock: None,
-        samples: VecDeque::new(),
-        past: Report::default(),
-        errors: VecDeque::new(),
-        next_look: now,
-        next_report: now,
-        next_reap: now,
-        ending: None,
-        lost: false,
-        replica,
-        compiles: false,
-        given: None,
-        replicated: Vec::new(),
-        comparing: false,
-        syncing: None,
+    let usual = Limits {
+        connections: own_connections.connections,
+        requests_per_minute: own_connections.requests_per_minute,
     };
+    let (mut supervisor, heard) = Supervisor::new(store, node, state, replica);
+    supervisor.words = words;
+    supervisor.usual = usual;
+    supervisor.drain = supervise.drain;
+    supervisor.quiet = args.quiet;
     if let Some(exit) = supervisor.take_place(&mut signals).await? {
         return Ok(exit.into());
     }
@@ -211,6 +185,8 @@ struct Supervisor {
     /// What processes did that are no more.
     past: Report,
     errors: VecDeque<NodeError>,
+    /// What was told lately, and when.
+    troubles: VecDeque<(String, BootTime)>,
     next_look: BootTime,
     next_report: BootTime,
     next_reap: BootTime,
@@ -225,6 +201,7 @@ struct Supervisor {
     replicated: Vec<Replicated>,
     comparing: bool,
     syncing: Option<Syncing>,
+    orphans: Orphans,
 }
 
 /// We have been told to end.
@@ -238,6 +215,63 @@ struct End {
 }
 
 impl Supervisor {
+    /// One that has neither a plan nor its name yet, and where it hears of what happens.
+    fn new(
+        store: &Store,
+        node: String,
+        state: State,
+        replica: Option<Replica>,
+    ) -> (Self, mpsc::Receiver<Event>) {
+        let (events, heard) = mpsc::channel(64);
+        let now = store.env().clock().boot();
+        let usual = StoreSettings::default();
+        let supervisor = Self {
+            store: store.clone(),
+            node,
+            state,
+            words: Vec::new(),
+            usual: Limits {
+                connections: usual.connections,
+                requests_per_minute: usual.requests_per_minute,
+            },
+            drain: supervise::USUAL_DRAIN,
+            quiet: false,
+            events,
+            slots: Vec::new(),
+            ids: 0,
+            known: None,
+            carried_out: None,
+            refused: None,
+            every: supervise::EVERY,
+            queues: Vec::new(),
+            limits: (None, None),
+            seat: None,
+            looking: false,
+            telling: false,
+            seating: false,
+            started: now,
+            started_at: None,
+            clock: None,
+            samples: VecDeque::new(),
+            past: Report::default(),
+            errors: VecDeque::new(),
+            troubles: VecDeque::new(),
+            next_look: now,
+            next_report: now,
+            next_reap: now,
+            ending: None,
+            lost: false,
+            replica,
+            compiles: false,
+            given: None,
+            replicated: Vec::new(),
+            comparing: false,
+            syncing: None,
+            orphans: Orphans::new(now),
+        };
+        (supervisor, heard)
+    }
+
     fn now(&self) -> BootTime {
         self.store.env().clock().boot()
     }
@@ -251,10 +285,18 @@ impl Supervisor {
         {
             self.every = interval(parsed.plan_of(&self.node));
         }
+        let away = || {
+            let message = "the store does not answer: beginning without it";
+            Error::new(ErrorKind::Unavailable, message)
+        };
+        let clock = self.store.env().clone();
         let seated = tokio::select! {
             seated = Seat::take(&self.store, &self.node, self.every) => seated,
-            _ = signals.stop() => return Ok(Some(Exit::Done)),
+            // What comes of it all the same is found by the next attempt.
+            () = clock.clock().sleep(PATIENCE) => Err(away()),
+            () = told_to_end(signals) => return Ok(Some(Exit::Done)),
         };
+        let mut answers = true;
         match seated {
             Ok(Ok(seat)) => self.seat = Some(Arc::new(seat)),
             Ok(Err(held)) => {
@@ -262,12 +304,20 @@ impl Supervisor {
                     format!("node {} is supervised already, by {}", self.node, held.holder);
                 return Err(Error::new(ErrorKind::Held, message).into());
             }
-            Err(error) if error.kind() == ErrorKind::Unavailable => self.trouble(error.to_string()),
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                answers = false;
+                self.trouble(error.to_string());
+            }
             Err(error) => return Err(error.into()),
         }
-        let looked = tokio::select! {
-            looked = fleet::look(&self.store, None) => looked,
-            _ = signals.stop() => return Ok(Some(Exit::Done)),
+        // One that did not answer just now is asked again once the last plan is carried out.
+        let looked = match answers {
+            true => tokio::select! {
+                looked = fleet::look(&self.store, None) => looked,
+                () = clock.clock().sleep(PATIENCE) => Err(away()),
+                () = told_to_end(signals) => return Ok(Some(Exit::Done)),
+            },
+            false => Ok(None),
         };
         let found = matches!(&looked, Ok(Some(_)));
         self.plan_came(looked);
@@ -284,6 +334,7 @@ impl Supervisor {
             self.refused = refused;
         }
         notify::tell(&format!("READY=1\nSTATUS=node {}", self.node));
+        self.next_look = if answers { self.after_pause() } else { self.now() };
         Ok(None)
     }
 
@@ -301,7 +352,7 @@ impl Supervisor {
             _ => Vec::new(),
         };
         let now = self.now();
-        (self.next_look, self.next_report) = (self.after_pause(), now);
+        self.next_report = now;
         let part = self.store.env().random() % 1000;
         self.next_reap = now.plus(REAP.mul_f64(part as f64 / 1000.0));
         loop {
@@ -309,6 +360,8 @@ impl Supervisor {
             if self.ending.is_some() && self.slots.is_empty() {
                 break;
             }
+            let now = self.now();
+            self.orphans.bury(now, self.slots.iter().filter_map(Slot::pid));
             let pause = self.next_wake();
             let lost = self.seat.as_ref().map(|seat| seat.lost());
             tokio::select! {
@@ -323,8 +376,14 @@ impl Supervisor {
                 signal = signals.next() => self.signalled(signal),
             }
         }
-        self.end_sync().await;
-        self.say_goodbye().await;
+        tokio::select! {
+            () = async {
+                self.end_sync().await;
+                self.say_goodbye().await;
+            } => {}
+            // What the bucket was not told stays in the outbox.
+            () = told_to_end(signals) => tracing::warn!("told again: not waiting for the store"),
+        }
         Ok(if self.lost { Exit::Lost } else { Exit::Done })
     }
 
@@ -334,13 +393,25 @@ impl Supervisor {
 
     /// How long nothing is to be done, if nothing happens.
     fn next_wake(&self) -> Duration {
-        let mut next = vec![self.next_look, self.next_report, self.next_reap];
+        // What is under way says when it is done, and is not begun again before that. Who waited for it here
+        // would wait in vain, a thousand times a second.
+        let mut next = Vec::new();
+        if self.ending.is_none() {
+            next.push(self.next_reap);
+            if !self.looking {
+                next.push(self.next_look);
+            }
+        }
+        if !self.telling && !self.seating {
+            next.push(self.next_report);
+        }
         for slot in &self.slots {
             match &slot.state {
                 Running::Waiting(until) | Running::Draining(_, until) => next.push(*until),
                 Running::Running(_) => {}
             }
         }
+        next.extend(self.orphans.next());
         if let Some(end) = &self.ending {
             next.extend(end.nudge);
             next.push(end.kill);
@@ -386,6 +457,10 @@ impl Supervisor {
                     .filter_map(Slot::child)
                     .for_each(|child| child.signal(signal));
             }
+            // Others see that it drains.
+            if self.next_report <= now {
+                self.report();
+            }
             return;
         }
         if self.next_look <= now && !self.looking {
@@ -418,9 +493,13 @@ impl Supervisor {
                 }
             }
             Event::Said(id, line) => {
+                let now = since_boot(self.now());
                 if let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) {
-                    let pid = slot.pid().unwrap_or_default();
-                    render::say(format_args!("{} ({pid}): {line}", slot.name()));
+                    if let Some(dropped) = slot.flow.line(now) {
+                        slot.tell_dropped(dropped);
+                        let pid = slot.pid().unwrap_or_default();
+                        render::say(format_args!("{} ({pid}): {line}", slot.name()));
+                    }
                     slot.last_words = line;
                 }
             }
@@ -474,6 +553,10 @@ impl Supervisor {
                 self.seat = Some(Arc::new(seat));
                 self.next_report = self.now();
             }
+            // It landed, and its answer did not: by the next report it is given back, or too old.
+            Ok(Err(held)) if held.is_us() => {
+                tracing::info!("an earlier attempt to take the name stands in the way");
+            }
             Ok(Err(held)) => {
                 self.trouble(format!(
                     "node {} is supervised by {} by now: ending here",
@@ -490,9 +573,23 @@ impl Supervisor {
 
     /// Says what went wrong, and keeps it for the record.
     fn trouble(&mut self, text: String) {
-        render::say(format_args!("{} {text}", paint(WARN, "!")));
+        let now = self.now();
+        // A store that is away for days is told of once an hour.
+        self.troubles.retain(|(_, at)| now.since(*at) < AGAIN);
+        if !self.troubles.iter().any(|(said, _)| *said == text) {
+            render::say(format_args!("{} {text}", paint(WARN, "!")));
+            self.troubles.push_back((text.clone(), now));
+            if self.troubles.len() > MOST_TROUBLES {
+                self.troubles.pop_front();
+            }
+        }
         self.note_error(text);
     }
+}
+
+/// Completes when somebody wants this process to end. To look at the plan again is nothing to wait for.
+async fn told_to_end(signals: &mut Signals) {
+    while !matches!(signals.next().await, Signal::TERM | Signal::INT | Signal::QUIT) {}
 }
 
 /// How often a node with this plan reports.
@@ -528,3 +625,6 @@ async fn reap(store: Store, queues: Vec<String>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use leasehold::env::BootTime;
-use leasehold::protocol::supervise::{Process, Restarts};
+use leasehold::protocol::supervise::{Flow, Process, Restarts};
 use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::sync::mpsc;
 
 use super::Event;
 use crate::child::own_program;
+use crate::render;
 use crate::supervised::{Limits, Report};
 
 /// The longest line that is listened to.
@@ -32,6 +33,8 @@ pub struct Slot {
     pub before: Report,
     /// The last that it said on standard error.
     pub last_words: String,
+    /// How much it may say.
+    pub flow: Flow,
 }
 
 pub enum State {
@@ -79,12 +82,20 @@ impl Slot {
             report: Report::default(),
             before: Report::default(),
             last_words: String::new(),
+            flow: Flow::default(),
         }
     }
 
     /// What people call it.
     pub fn name(&self) -> String {
         format!("{} {}", self.process.role.word(), self.process.of.join(","))
+    }
+
+    /// Says how many of its lines were not passed on.
+    pub fn tell_dropped(&self, dropped: u64) {
+        if dropped > 0 {
+            render::say(format_args!("{}: … and {dropped} more lines", self.name()));
+        }
     }
 
     pub fn child(&mut self) -> Option<&mut Child> {

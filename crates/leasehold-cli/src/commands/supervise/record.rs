@@ -26,6 +26,10 @@ impl Supervisor {
         let (store, events) = (self.store.clone(), self.events.clone());
         let (name, every) = (self.node.clone(), self.every);
         let Some(seat) = self.seat.clone() else {
+            // Who is about to leave takes no name.
+            if self.ending.is_some() {
+                return;
+            }
             self.seating = true;
             tokio::spawn(async move {
                 let seated = Seat::take(&store, &name, every).await;
@@ -33,7 +37,7 @@ impl Supervisor {
             });
             return;
         };
-        if seat.every() != self.every {
+        if seat.every() != self.every && self.ending.is_none() {
             // What others may conclude from silence is part of the lease.
             (self.seating, self.seat) = (true, None);
             tokio::spawn(async move {

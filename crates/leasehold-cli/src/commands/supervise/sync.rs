@@ -120,7 +120,8 @@ impl Supervisor {
 async fn all(replica: &Replica) -> leasehold::Result<Vec<Replicated>> {
     let mut all = Vec::new();
     for name in replica.queues().await? {
-        if let Some(queue) = replica.queue(&name).await? {
+        // One whose settings were damaged after they were listed is seen another time.
+        if let Ok(Some(queue)) = replica.queue(&name).await {
             let settings = queue.settings();
             let relaxed = settings.mode == Mode::Relaxed;
             all.push(Replicated { name, relaxed, sync_up: settings.sync_up });

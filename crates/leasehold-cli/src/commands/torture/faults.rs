@@ -236,6 +236,10 @@ impl Backend for Spoilt {
         self.inner.slurp(key)
     }
 
+    fn glance(&self, key: &Key) -> Option<(Stamp, Option<Box<dyn Source>>)> {
+        self.inner.glance(key)
+    }
+
     fn list(&self, list: List) -> Box<dyn Lister> {
         Box::new(SpoiltLister { inner: self.inner.list(list), spoiler: self.spoiler.clone() })
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use leasehold_protocol::cas::When;
+use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
 use rustix::fs::{AtFlags, OFlags};
 use rustix::io::Errno;
@@ -56,7 +56,7 @@ impl Dir {
                     hash.update(&piece);
                     at += piece.len() as u64;
                 }
-                leasehold_protocol::cas::Version::new(format!("{:032x}", hash.digest128()))
+                Version::new(format!("{:032x}", hash.digest128()))
             }
         };
         let meta = self.0.meta(version, &stat);
@@ -75,6 +75,16 @@ impl Dir {
         let body = read_all(&file, &stat).ok()?;
         self.0.meter.received(body.len() as u64);
         Some((self.0.stamp_from(&stat), body.into()))
+    }
+
+    /// The file alone.
+    pub(super) fn glance_at(&self, key: &Key) -> Option<(Stamp, Option<Box<dyn Source>>)> {
+        let Some(root) = self.0.root().ok()? else { return Some((Stamp::Absent, None)) };
+        self.0.meter.request(Class::Get, 0);
+        let Some((file, stat)) = open(root, key).ok()? else { return Some((Stamp::Absent, None)) };
+        let meta = self.0.meta(Version::new(""), &stat);
+        let source = OpenFile { file, meta, shared: self.0.clone(), key: key.clone() };
+        Some((self.0.stamp_from(&stat), Some(Box::new(source))))
     }
 
     pub(super) async fn put_large(
@@ -213,16 +223,15 @@ impl Source for OpenFile {
 }
 
 fn read_piece(file: &OwnedFd, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
-    let mut piece = vec![0; len];
-    let mut filled = 0;
-    while filled < len {
-        match rustix::io::pread(file, &mut piece[filled..], offset + filled as u64) {
+    let mut piece = Vec::with_capacity(len);
+    while piece.len() < len {
+        let at = offset + piece.len() as u64;
+        match rustix::io::pread(file, rustix::buffer::spare_capacity(&mut piece), at) {
             Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
     }
-    piece.truncate(filled);
+    piece.truncate(len);
     Ok(piece)
 }

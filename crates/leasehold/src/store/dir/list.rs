@@ -284,7 +284,9 @@ fn next_name(open: &mut Vec<(String, Dir)>, key: &str, list: &List) -> Result<Op
             // Not an object: a symbolic link, a socket, a foreign name.
             _ => continue,
         };
-        if may_include(list, &format!("{key}{name}")) {
+        // Whoever wants a whole folder wants every name in it.
+        let all = list.start_after.is_none() && key.starts_with(&list.prefix);
+        if all || may_include(list, &format!("{key}{name}")) {
             return Ok(Some(name));
         }
     }

@@ -352,6 +352,10 @@ impl Backend for Dir {
         self.slurp_file(key)
     }
 
+    fn glance(&self, key: &Key) -> Option<(Stamp, Option<Box<dyn Source>>)> {
+        self.glance_at(key)
+    }
+
     fn list(&self, list: List) -> Box<dyn Lister> {
         Box::new(list::DirLister::new(self.0.clone(), list))
     }

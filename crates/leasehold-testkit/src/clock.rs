@@ -1,7 +1,7 @@
 //! Clocks for tests: hours off, or running as fast as nothing happens.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 /// A wall clock that is hours off.
 #[derive(Debug)]
 pub struct Off {
+    /// How many it is ahead.
     pub hours: i64,
 }
 
@@ -31,7 +32,7 @@ impl Clock for Off {
 }
 
 /// Randomness of the system's.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Chance;
 
 impl Entropy for Chance {
@@ -39,6 +40,31 @@ impl Entropy for Chance {
         for chunk in bytes.chunks_mut(8) {
             let random = Env::system().random().to_le_bytes();
             chunk.copy_from_slice(&random[..chunk.len()]);
+        }
+    }
+}
+
+/// Randomness that a seed decides.
+#[derive(Debug)]
+pub struct Seeded(Mutex<u64>);
+
+impl Seeded {
+    /// That of this seed.
+    pub fn new(seed: u64) -> Self {
+        Self(Mutex::new(seed))
+    }
+}
+
+impl Entropy for Seeded {
+    fn fill(&self, bytes: &mut [u8]) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for chunk in bytes.chunks_mut(8) {
+            // splitmix64
+            *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = *state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            chunk.copy_from_slice(&(z ^ (z >> 31)).to_le_bytes()[..chunk.len()]);
         }
     }
 }
@@ -56,12 +82,18 @@ struct Sleepers {
 }
 
 impl Fast {
+    /// This clock and the system's randomness.
     pub fn env(&self) -> Env {
         Env::new(Arc::new(self.clone()), Arc::new(Chance))
     }
 
+    /// This clock and the randomness of a seed.
+    pub fn seeded(&self, seed: u64) -> Env {
+        Env::new(Arc::new(self.clone()), Arc::new(Seeded::new(seed)))
+    }
+
     fn sleepers(&self) -> std::sync::MutexGuard<'_, Sleepers> {
-        self.0.lock().unwrap()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets time pass while this goes on: whenever everybody sleeps, the first one is woken.
@@ -87,7 +119,7 @@ impl Fast {
 
 impl Clock for Fast {
     fn wall(&self) -> StoreTime {
-        let since = i64::try_from(self.sleepers().now.as_micros()).unwrap();
+        let since = i64::try_from(self.sleepers().now.as_micros()).unwrap_or(i64::MAX / 2);
         StoreTime::from_micros(1_800_000_000_000_000 + since)
     }
 

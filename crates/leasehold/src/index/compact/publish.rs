@@ -1,0 +1,201 @@
+//! Writes a merged shard, what is known of it, and deletes what it was made of.
+
+use std::time::Duration;
+
+use leasehold_protocol::compile::{self, Publish, Published, Tally};
+use leasehold_protocol::format::statistics::Statistics;
+use leasehold_protocol::mutant::{self, Mutant};
+use leasehold_protocol::settle::Proof;
+use leasehold_protocol::shard::Shard;
+
+use super::super::sort::{Spool, Spooled};
+use super::{CompactOptions, Compaction, Index, Outcome, Stop};
+use crate::env::BootTime;
+use crate::lease::Tenure;
+use crate::store::large::FileBody;
+use crate::store::{Delete, Durability, Put, Write};
+use crate::{ErrorKind, Key, Version, When};
+
+/// A shard that was read longer ago than this is not written any more. Deletions may be purged after a
+/// day, and a compiler that slept that long could bring back what they deleted: on most stores equal
+/// bytes have equal versions.
+const PUBLISH_WITHIN: Duration = Duration::from_secs(3600);
+
+/// A shard that is merged and not yet written.
+pub(super) struct New<'a> {
+    pub shard: Shard,
+    /// The version that it was made from.
+    pub seen: Option<Version>,
+    /// Whether that could not be read ([`Mutant::FailedShardRead`]).
+    pub blind: bool,
+    pub tally: Tally,
+    pub spool: Spool,
+    /// When the old one was read.
+    pub started: BootTime,
+    pub tenure: Option<&'a Tenure>,
+    /// Statistics about the very version that was read,
+    pub current: Option<&'a Statistics>,
+    /// and the last there are.
+    pub last: Option<&'a Statistics>,
+    pub schema: String,
+}
+
+impl Index {
+    /// Writes the shard, if it is another one, in the place of the version that was read.
+    pub(super) async fn publish(
+        &self,
+        new: New<'_>,
+        options: &CompactOptions,
+        done: &mut Compaction,
+    ) -> Result<Published, Stop> {
+        let store = &self.0.store;
+        let shard = new.shard;
+        let key = self.0.layout.shard(shard);
+        let published = match compile::publish(&new.tally, new.seen.as_ref()) {
+            Publish::Nothing => {
+                // Others wrote it: it must be on disk before what it is made of goes.
+                store.persist(std::slice::from_ref(&key)).await?;
+                Published::Nothing
+            }
+            Publish::Write(when) => {
+                self.still_ours(new.started, new.tenure)?;
+                let first = mutant::is(Mutant::FirstShardWrite) && new.seen.is_none();
+                let when = if new.blind || first { When::Any } else { when };
+                let held = new.tenure.is_some();
+                let New { seen, tally, spool, current, last, schema, .. } = new;
+                let len = spool.len();
+                (done.bytes, done.created) = (len, seen.is_none());
+                let put = match spool.finish() {
+                    Spooled::Memory(bytes) => {
+                        store.put(&key, bytes.into(), Write::when(when, Proof::Bytes)).await?
+                    }
+                    Spooled::File(file) => {
+                        let body = FileBody::new(file)?;
+                        store.put_file(&key, &body, when, Durability::Durable).await?
+                    }
+                };
+                match put {
+                    Put::Stored(version) => {
+                        let after = Compacted { shard, version, before: seen, len, tally, held };
+                        self.note(after, current, last, schema, options).await;
+                        Published::Stored
+                    }
+                    Put::Refused | Put::Contended => Published::Refused,
+                    Put::Unknown(unknown) => {
+                        tracing::info!(%shard, error = %unknown.error(), "nobody knows whether it was written");
+                        Published::Unknown
+                    }
+                }
+            }
+        };
+        done.outcome = match published {
+            Published::Nothing => Outcome::Unchanged,
+            Published::Stored => Outcome::Published,
+            Published::Refused => Outcome::Refused,
+            Published::Unknown => {
+                Outcome::Aborted { reason: "it is not known whether the shard was written".into() }
+            }
+        };
+        Ok(published)
+    }
+
+    /// Whether publishing still makes sense.
+    fn still_ours(&self, started: BootTime, tenure: Option<&Tenure>) -> Result<(), Stop> {
+        if self.0.store.env().clock().boot().since(started) > PUBLISH_WITHIN {
+            return Err(Stop::Abort("the shard was read too long ago".to_owned()));
+        }
+        match tenure.map(Tenure::check) {
+            Some(Err(_)) => Err(Stop::Abort("the shard's lease was lost".to_owned())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes what is known of the new shard. If that fails, the next compaction reads every row.
+    async fn note(
+        &self,
+        after: Compacted,
+        current: Option<&Statistics>,
+        last: Option<&Statistics>,
+        schema: String,
+        options: &CompactOptions,
+    ) {
+        let Compacted { shard, version, before, len, tally, held } = after;
+        let digest_before = tally.before.or(current.map(|s| s.digest)).unwrap_or_default();
+        let deletions = current.map_or(tally.deletions_before, |statistics| statistics.deletions);
+        let Ok(now) = self.now().await else { return };
+        // Only with the lease: without it, somebody else may have written it again by now.
+        let stamp = match held {
+            true => self.0.store.stamp(&self.0.layout.shard_text(shard)),
+            false => None,
+        };
+        let file = stamp.filter(|stamp| stamp.size() == Some(len)).and_then(|stamp| stamp.text());
+        let statistics = Statistics {
+            version: version.as_str().to_owned(),
+            schema,
+            rows: tally.counts.rows_after,
+            deletions: deletions.saturating_add_signed(tally.deletions),
+            bytes: len,
+            digest: digest_before.plus(tally.written).minus(tally.removed),
+            generation: last.map_or(0, |statistics| statistics.generation).saturating_add(1),
+            compacted_at: now,
+            worker_id: options.worker.clone(),
+            version_before: before.map_or_else(String::new, |version| version.as_str().to_owned()),
+            digest_before,
+            digest_written: tally.written,
+            digest_removed: tally.removed,
+            last: tally.counts,
+            file,
+        };
+        let key = self.0.layout.statistics(shard);
+        let write = Write::any().durability(Durability::Volatile);
+        match self.0.store.put(&key, statistics.to_bytes().into(), write).await {
+            Ok(Put::Stored(_)) => {}
+            other => tracing::debug!(?other, %shard, "the statistics could not be written"),
+        }
+    }
+
+    /// Deletes what was merged. What cannot be deleted now is merged again, to no effect, and deleted
+    /// then.
+    pub(super) async fn sweep(
+        &self,
+        done: &mut Compaction,
+        pending: &[Key],
+        flat: &[(Key, Version)],
+    ) {
+        let store = &self.0.store;
+        let mut swept = Ok(());
+        for keys in pending.chunks(1000) {
+            swept = store.discard(keys).await;
+            if swept.is_err() {
+                break;
+            }
+            done.swept += keys.len() as u64;
+        }
+        for (key, version) in flat {
+            // Only in the version that was merged: whoever overwrote it meanwhile meant it.
+            let deleted = match mutant::is(Mutant::InboxOverwrite) {
+                true => store.delete(key).await,
+                false => store.delete_version(key, version).await,
+            };
+            match deleted {
+                Ok(Delete::Deleted) => done.swept += 1,
+                Ok(Delete::Refused | Delete::Contended | Delete::Unknown(_)) => {}
+                Err(error) if error.kind() == ErrorKind::Unsupported => done.left += 1,
+                Err(error) => swept = Err(error),
+            }
+        }
+        if let Err(error) = swept {
+            tracing::warn!(%error, shard = %done.shard, "merged records could not be deleted yet");
+        }
+    }
+}
+
+struct Compacted {
+    shard: Shard,
+    version: Version,
+    before: Option<Version>,
+    len: u64,
+    tally: Tally,
+    /// Whether its lease is held.
+    held: bool,
+}

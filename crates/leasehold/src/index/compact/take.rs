@@ -1,0 +1,253 @@
+//! Reads the inbox of a shard, and sorts it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use leasehold_protocol::compile::Bad;
+use leasehold_protocol::format::datapackage::Schema;
+use leasehold_protocol::format::usv;
+use leasehold_protocol::merge::Digest;
+use leasehold_protocol::shard::{KeyHash, Shard, Width};
+
+use super::super::sort::{Sorted, Sorter};
+use super::super::write::AHEAD;
+use super::{CompactOptions, Index, Pieces, Stop, Work};
+use crate::store::Object;
+use crate::store::large::Source;
+use crate::{Key, Result, Version};
+
+/// What was taken in.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub sorted: Sorted,
+    /// Records of this shard, readable or not.
+    pub records: u64,
+    pub quarantined: u64,
+    /// Objects with names of ours: deleted whatever their version, because they have one only.
+    pub pending: Vec<Key>,
+    /// Objects that other tools may overwrite: deleted in the version that was read.
+    pub flat: Vec<(Key, Version)>,
+    pub more: bool,
+    /// Rows of the shard itself, where it had to be sorted.
+    pub resorted: Option<Resorted>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Resorted {
+    pub rows: u64,
+    pub moved: u64,
+    pub digest: Digest,
+}
+
+impl Index {
+    /// Reads the inbox.
+    pub(super) async fn take(
+        &self,
+        shard: Shard,
+        work: &Work,
+        options: &CompactOptions,
+        unsorted: Option<&dyn Source>,
+        budget: usize,
+    ) -> Result<Taken, Stop> {
+        let known = self.known();
+        let most = self.0.settings.most_objects.max(1);
+        let mut pending = match &work.pending {
+            Some(pending) => pending.clone(),
+            None => self.list_inbox(shard, most).await?,
+        };
+        let more = match work.pending {
+            Some(_) => work.more,
+            None => pending.len() == most,
+        };
+        let folder = self.0.settings.spool_folder.clone();
+        let mut reading = Reading {
+            schema: known.schema.clone(),
+            width: known.package.width,
+            shard,
+            ahead: i64::MAX,
+            moved: 0,
+            sorter: Sorter::new(known.schema.clone(), folder, budget),
+            quarantined: 0,
+            bad: Vec::new(),
+            strays: BTreeMap::new(),
+        };
+        let (mut gone, mut flat) = (false, Vec::new());
+        for keys in pending.chunks(1024) {
+            let each = |key: &Key, object: Option<Object>| {
+                let Some(object) = object else {
+                    gone = true;
+                    return Ok(());
+                };
+                // What one of us put was checked then, and its name is not used again. Others' records
+                // are judged by the time of this very answer: it may have taken us an hour to ask.
+                let ours = self.0.layout.is_ours(key.as_str());
+                let ahead = object.meta.now.plus(AHEAD).as_micros();
+                reading.ahead = if ours { i64::MAX } else { ahead };
+                reading.read(key, &object.body)?;
+                if !ours {
+                    flat.push((key.clone(), object.meta.version));
+                }
+                Ok(())
+            };
+            let large = self.read_objects(keys, each).await?;
+            for key in large {
+                let ours = self.0.layout.is_ours(key.as_str());
+                reading.ahead = match ours {
+                    true => i64::MAX,
+                    false => self.now().await?.plus(AHEAD).as_micros(),
+                };
+                match self.take_large(&key, shard, &mut reading, options).await? {
+                    Some(version) if !ours => flat.push((key, version)),
+                    Some(_) => {}
+                    None => gone = true,
+                }
+            }
+            if gone {
+                // Merged by another compiler, whose shard is not the one that we opened.
+                return Err(Stop::Abort("another compiler has taken the inbox".to_owned()));
+            }
+            self.set_aside(shard, &mut reading, options).await?;
+        }
+        if !flat.is_empty() {
+            pending.retain(|key| self.0.layout.is_ours(key.as_str()));
+        }
+        for keys in work.flat.chunks(1024) {
+            let each = |key: &Key, object: Option<Object>| {
+                // One that is gone was merged, or taken back by whoever wrote it.
+                if let Some(object) = object {
+                    reading.ahead = object.meta.now.plus(AHEAD).as_micros();
+                    reading.read(key, &object.body)?;
+                    flat.push((key.clone(), object.meta.version));
+                }
+                Ok(())
+            };
+            let large = self.read_objects(keys, each).await?;
+            for key in large {
+                let version = self.take_large(&key, shard, &mut reading, options).await?;
+                flat.extend(version.map(|version| (key, version)));
+            }
+            self.set_aside(shard, &mut reading, options).await?;
+        }
+        let records = reading.sorter.pushed() + reading.quarantined;
+        let resorted = match unsorted {
+            Some(source) => Some(self.take_shard(source, shard, &mut reading, options).await?),
+            None => None,
+        };
+        let Reading { sorter, quarantined, .. } = reading;
+        Ok(Taken { sorted: sorter.finish()?, records, quarantined, pending, flat, more, resorted })
+    }
+
+    /// Reads an object that is too large for memory, and returns its version, or `None` if it is gone.
+    async fn take_large(
+        &self,
+        key: &Key,
+        shard: Shard,
+        reading: &mut Reading,
+        options: &CompactOptions,
+    ) -> Result<Option<Version>, Stop> {
+        let Some(source) = self.0.store.open(key).await? else { return Ok(None) };
+        let mut pieces = Pieces::new(&*source);
+        while let Some(rows) = pieces.next().await? {
+            reading.read(key, &rows)?;
+            self.set_aside(shard, reading, options).await?;
+        }
+        Ok(Some(source.meta().version.clone()))
+    }
+
+    /// Reads a shard that is not sorted like an inbox.
+    async fn take_shard(
+        &self,
+        source: &dyn Source,
+        shard: Shard,
+        reading: &mut Reading,
+        options: &CompactOptions,
+    ) -> Result<Resorted, Stop> {
+        let mut resorted = Resorted::default();
+        let mut pieces = Pieces::new(source);
+        let key = self.0.layout.shard(shard);
+        // Whatever its time says: it is there.
+        reading.ahead = i64::MAX;
+        reading.moved = 0;
+        while let Some(rows) = pieces.next().await? {
+            for row in usv::rows(&rows) {
+                resorted.rows += 1;
+                resorted.digest = resorted.digest.plus(Digest::of(row));
+            }
+            reading.read(&key, &rows)?;
+            self.set_aside(shard, reading, options).await?;
+        }
+        resorted.moved = reading.moved;
+        Ok(resorted)
+    }
+
+    /// Puts away what is not for this shard, before anything is deleted that it came from.
+    async fn set_aside(
+        &self,
+        shard: Shard,
+        reading: &mut Reading,
+        options: &CompactOptions,
+    ) -> Result<(), Stop> {
+        if !reading.bad.is_empty() {
+            self.still_that(&reading.schema).await?;
+        }
+        for (source, bad) in std::mem::take(&mut reading.bad) {
+            self.quarantine(shard, &source, &bad, &options.worker).await?;
+        }
+        for (other, rows) in std::mem::take(&mut reading.strays) {
+            self.forward(other, rows).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads inbox objects into a sorter.
+struct Reading {
+    schema: Arc<Schema>,
+    width: Width,
+    shard: Shard,
+    ahead: i64,
+    sorter: Sorter,
+    quarantined: u64,
+    bad: Vec<(String, Vec<Bad>)>,
+    strays: BTreeMap<Shard, Vec<u8>>,
+    moved: u64,
+}
+
+impl Reading {
+    fn read(&mut self, key: &Key, body: &Bytes) -> Result<()> {
+        let mut bad = Vec::new();
+        for raw in usv::rows(body) {
+            let Self { schema, width, shard, ahead, strays, moved, .. } = self;
+            let pushed = self.sorter.push(|out| {
+                let start = out.len();
+                let row = match schema.canonical(raw, out) {
+                    Ok(row) => row,
+                    Err(error) => return Err(Some(error.to_string())),
+                };
+                if row.updated_at > *ahead {
+                    return Err(Some(
+                        "updated_at is more than 5 minutes ahead of the store's clock".to_owned(),
+                    ));
+                }
+                let home = KeyHash::of_field(&out[start..start + row.key_len]).shard(*width);
+                if home != *shard {
+                    *moved += 1;
+                    let rows = strays.entry(home).or_default();
+                    rows.extend_from_slice(&out[start..]);
+                    rows.push(usv::END);
+                    return Err(None);
+                }
+                Ok(row.key_len)
+            })?;
+            if let Err(Some(reason)) = pushed {
+                self.quarantined += 1;
+                bad.push(Bad { row: raw.to_vec(), reason });
+            }
+        }
+        if !bad.is_empty() {
+            self.bad.push((key.as_str().to_owned(), bad));
+        }
+        Ok(())
+    }
+}
