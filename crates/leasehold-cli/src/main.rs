@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Supervise(supervise) => !supervise.print_unit,
         _ => args.supervised.is_some(),
     };
+    raise_file_limit(&args);
     // Without it they talk as others do.
     let _voice = talks_into_a_pipe.then(|| voice::Voice::detach().ok());
     start_logging(&args);
@@ -46,6 +47,26 @@ fn main() -> ExitCode {
         }
     };
     ending.into()
+}
+
+/// Each process that is run takes a handful of open files: 256 of a supervisor's, or a thousand jobs of a
+/// worker's, are more than the thousand that most systems give at first. They allow more to those who ask.
+fn raise_file_limit(args: &Args) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    const ENOUGH: u64 = 8192;
+    let runs_many = match &args.command {
+        Command::Supervise(_) => true,
+        Command::Queue(args::queue::QueueCommand::Work(_)) => true,
+        _ => false,
+    };
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if let (true, Some(now)) = (runs_many, current)
+        && now < ENOUGH
+    {
+        let current = Some(maximum.map_or(ENOUGH, |most| most.min(ENOUGH)));
+        // If not, it is told when there are too many.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
+    }
 }
 
 fn run(args: &Args) -> anyhow::Result<Ending> {

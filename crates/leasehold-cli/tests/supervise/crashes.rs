@@ -127,6 +127,10 @@ command = "echo {} >> ran; sleep 0.02"
     }
     let supervisor = place.supervise(&[]);
     wait_until("all is done", || place.counts("q") == [0, 0, 100, 0]);
+    // All may have been done before it has begun, and before that a signal just ends it.
+    place.node_when("it is there", |node| {
+        node["supervisor"].as_str().unwrap().ends_with(&format!(":{}", supervisor.pid()))
+    });
     supervisor.end();
     let mut ran = place.lines("ran");
     ran.sort();

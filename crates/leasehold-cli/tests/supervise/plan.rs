@@ -168,3 +168,50 @@ command = "true"
     wait_until("all is done", || place.counts("a")[2] == 40);
     supervisor.end();
 }
+
+/// Changes faster than processes start and end: in the end the last one is carried out, and nothing else.
+#[test]
+fn many_changes_at_once_come_to_the_last_one() {
+    let place = directory();
+    place.plan(&two(1, "true"));
+    let supervisor = place.supervise(&[]);
+    place.pids("a", 1);
+    for n in 0..25 {
+        // Some are broken, and one is the last good one again.
+        match n % 5 {
+            3 => drop(place.ok(&["put", "fleet.toml", "--text", "[[node"])),
+            4 => place.plan(&two(1, "true")),
+            _ => place.plan(&two(n % 4, &format!("exit {n}"))),
+        }
+    }
+    place.plan(&two(3, "exit 99"));
+    let is_last = |node: &Value| {
+        let processes = node["node"]["processes"].as_array().unwrap();
+        processes.len() == 4 && processes.iter().all(|one| one["state"] == "running")
+    };
+    let node = place.node_when("the last plan", |node| pids(node, "a").len() == 3 && is_last(node));
+    assert!(node["node"].get("refused").is_none(), "{node}");
+    let b = pids(&node, "b")[0];
+    let words = std::fs::read_to_string(format!("/proc/{b}/cmdline")).unwrap();
+    assert!(words.contains("exit 99"), "{words}");
+    let pid = supervisor.pid();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    assert_eq!(children.split_whitespace().count(), 4, "nobody was forgotten: {children}");
+    supervisor.end();
+}
+
+/// More processes than most systems let a process have open files for, at first.
+#[test]
+fn open_files_are_enough_for_what_a_plan_allows() {
+    let place = directory();
+    place.plan(&two(25, "true"));
+    let ours = place.command(&[]);
+    let mut command = Command::new("sh");
+    command.current_dir(place.path()).stdin(Stdio::null());
+    command.envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    // The same proportions, a tenth of it.
+    let script = "ulimit -Sn 100; exec \"$0\" supervise --node n";
+    let supervisor = Running(command.args(["-c", script, BIN]).spawn().unwrap());
+    place.pids("a", 25);
+    supervisor.end();
+}

@@ -1,5 +1,6 @@
 //! Stores that do not answer, signals at the wrong moment, and pipes that nobody reads.
 
+use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 
 use super::*;
@@ -64,6 +65,56 @@ fn silence_keeps_nobody_from_working() {
     std::thread::sleep(Duration::from_millis(500));
     supervisor.end();
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+}
+
+/// A store that answers everything with the same refusal. Ends with the test's process.
+fn refusing(code: &str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let body = format!("<Error><Code>{code}</Code><Message>no</Message></Error>");
+    let head = "HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nConnection: close\r\n\
+                Date: Mon, 01 Jan 2024 00:00:00 GMT\r\n";
+    let answer = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 16 << 10];
+            let _ = stream.read(&mut request);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    address
+}
+
+/// A machine without a battery for its clock, just after a boot: S3 refuses all that it signs. It does what
+/// can be done, if it has been a node before; else somebody has to be told that something is wrong.
+#[test]
+fn a_node_goes_on_that_the_store_refuses_for_now() {
+    let mut place = bucket("refused");
+    place.plan(
+        "[[node]]\nname = \"n\"\nevery = \"1s\"\n[[node.worker]]\nqueue = \"q\"\ncommand = \"true\"\n",
+    );
+    let there = place.variables.clone();
+    let refusing = refusing("RequestTimeTooSkewed");
+    let refused: Vec<_> = there
+        .iter()
+        .map(|(name, value)| match *name == "AWS_ENDPOINT_URL" {
+            true => (*name, refusing.clone()),
+            false => (*name, value.clone()),
+        })
+        .collect();
+    place.variables.clone_from(&refused);
+    let (code, _, said) = place.run(&["supervise", "--node", "n"]);
+    assert!(code != 0 && said.contains("refuses this machine's clock"), "{code}: {said}");
+    place.variables = there;
+    let supervisor = place.supervise(&[]);
+    place.pids("q", 1);
+    supervisor.end();
+    std::fs::remove_file(place.path().join("said")).unwrap();
+    place.variables = refused;
+    let supervisor = place.supervise(&["--drain", "5s"]);
+    wait_until("it begins", || place.said().contains("0 processes go on, 0 end, 1 start"));
+    assert!(place.said().contains("refuses this machine's clock"), "{}", place.said());
+    supervisor.end();
 }
 
 /// Whoever drains says so, as long as it takes.

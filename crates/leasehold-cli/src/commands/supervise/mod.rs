@@ -304,7 +304,12 @@ impl Supervisor {
                     format!("node {} is supervised already, by {}", self.node, held.holder);
                 return Err(Error::new(ErrorKind::Held, message).into());
             }
-            Err(error) if error.kind() == ErrorKind::Unavailable => {
+            // Nor does one that refuses a node which it once knew: a clock that is not set yet after a boot, or a
+            // token that has expired, is mended while what can be done without it is done.
+            Err(error)
+                if error.kind() == ErrorKind::Unavailable
+                    || (error.kind() == ErrorKind::Denied && cached.is_some()) =>
+            {
                 answers = false;
                 self.trouble(error.to_string());
             }

@@ -46,7 +46,7 @@ impl State {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
-                let _ = file.read_to_string(&mut pid);
+                let _ = (&mut file).take(20).read_to_string(&mut pid);
                 let message =
                     format!("node {node} is supervised already, by process {}", pid.trim());
                 return Err(Error::new(ErrorKind::Held, message).into());

@@ -40,6 +40,9 @@ pub struct Transport {
     reading: Mutex<Option<Reading>>,
 }
 
+/// How far a clock may be off whose signatures S3 takes, in microseconds.
+const TOO_SKEWED: u64 = 15 * 60 * 1_000_000;
+
 impl Transport {
     pub fn new(settings: &StoreSettings, meter: Arc<Meter>, env: Env) -> Self {
         let connections = Arc::new(Limit::new(settings.connections));
@@ -134,7 +137,12 @@ impl Transport {
         if class == Class::Other && status.is_server_error() {
             note_side(seen, format!("HTTP {}", status.as_u16()));
         }
-        let code = header(&response, "x-ms-error-code").unwrap_or_default().to_owned();
+        let mut code = header(&response, "x-ms-error-code").unwrap_or_default().to_owned();
+        // The answer to a HEAD has no body that would say why.
+        let off = date.map(|store| self.env.clock().wall().as_micros().abs_diff(store.as_micros()));
+        if is_head && status == http::StatusCode::FORBIDDEN && off > Some(TOO_SKEWED) {
+            code = "RequestTimeTooSkewed".to_owned();
+        }
         note(seen, class, |answered| {
             answered.date = date;
             answered.seen = Seen { status: status.as_u16(), code, ..Seen::default() };
