@@ -95,7 +95,8 @@ pub fn tell(entry: &Entry, local: &Local) -> Tale {
     };
     let is_about = |record: &Option<String>| match (record, &local.work) {
         (None, _) => false,
-        (Some(record), None) => entry.incarnation.is_empty() || names(record),
+        // One that was damaged names nothing.
+        (Some(record), None) => entry.nonce.is_empty() || names(record),
         (Some(record), Some(work)) => record == work || *record == entry.incarnation,
     };
     let end = match (is_about(&local.receipt), is_about(&local.letter)) {

@@ -8,14 +8,10 @@ use leasehold_sim::{Options, hunt};
 /// Within this many seeds.
 const SEEDS: u64 = 4000;
 
-/// Caught elsewhere, because they are not about what is simulated here.
-const ELSEWHERE: [(Mutant, &str); 2] =
-    [(Mutant::AbsentMeansDeleted, "tests/relaxed.rs"), (Mutant::Resurrection, "tests/relaxed.rs")];
-
 /// Where it shows.
-fn scenario(mutant: Mutant) -> Option<Scenario> {
+fn scenario(mutant: Mutant) -> Scenario {
     use Mutant::*;
-    Some(match mutant {
+    match mutant {
         GetThenPut | DeleteThenClaim | ZombieHeartbeat | NaiveClock | EmptyLockFile
         | AskToDeath | CheckedThenPaused | Suspend | OtherPidNamespace => Scenario::Locks,
         OwnRefusal | ConflictAsHeld | ZombieAck | GhostClaim | LateGhostPut | SameIdNewTask
@@ -25,8 +21,8 @@ fn scenario(mutant: Mutant) -> Option<Scenario> {
             Scenario::Index
         }
         CompilerOrder => Scenario::Purge,
-        AbsentMeansDeleted | Resurrection => return None,
-    })
+        AbsentMeansDeleted | Resurrection => Scenario::Sync,
+    }
 }
 
 /// One test for all of them: which mistake is made is decided for the whole process.
@@ -34,11 +30,8 @@ fn scenario(mutant: Mutant) -> Option<Scenario> {
 fn every_mutant_is_caught() {
     let mut survived = Vec::new();
     for mutant in Mutant::ALL {
-        if ELSEWHERE.iter().any(|(elsewhere, _)| *elsewhere == mutant) {
-            continue;
-        }
         make(Some(mutant));
-        let options = Options { scenario: scenario(mutant), ..Options::default() };
+        let options = Options { scenario: Some(scenario(mutant)), ..Options::default() };
         match hunt(0..SEEDS, &options, 2) {
             Some(caught) => println!(
                 "{} {}: seed {} ({}): {}",

@@ -1,5 +1,5 @@
-//! Rows 14 and 15, which are about relaxed mode: its sync is not simulated, so the two mistakes are
-//! made in the histories that they break, on a store in memory.
+//! Rows 14 and 15, which are about relaxed mode, in the very histories that they break, on a store in
+//! memory; `mutants.rs` finds them by chance.
 #![cfg(feature = "mutants")]
 #![allow(clippy::unwrap_used)] // in a test, a failure is a panic
 

@@ -14,6 +14,9 @@ use super::{Applied, Verdict};
 use crate::objects::{Objects, Stored};
 use crate::world::{Life, Micros, State};
 
+/// How long it takes from seeing a receipt to knowing it.
+const SETTLING: Micros = 50_000;
+
 /// What is known of one push.
 #[derive(Debug, Default)]
 pub(super) struct Push {
@@ -25,8 +28,6 @@ pub(super) struct Push {
     pub(super) removed: bool,
     /// Whether its receipt came from a replica, whose worker had no lease in the bucket.
     relaxed: bool,
-    /// Who first wrote it.
-    by: Option<Life>,
     /// It was pending, and not only scheduled.
     pending: bool,
     /// It was scheduled: one that was pushed with its name meanwhile counts.
@@ -181,15 +182,11 @@ impl QueueCheck {
         if let Some(after) = after {
             let back = !scheduled && before.as_ref() != Some(&after);
             let push = self.pushes.entry(after.clone()).or_default();
-            let by = *push.by.get_or_insert(applied.life);
-            // A sync that tells what another told before must know what became of it (FIELD.md row 15).
-            if back
-                && disk.is_some()
-                && push.receipt.is_some()
-                && by != applied.life
-                && !applied.late
-                && !push.scheduled
-            {
+            let began = self.replicas.sync_began(applied.life);
+            let done = push.receipt.as_ref().map(|(_, _, _, done)| *done);
+            // A sync that began after it was done must know that (FIELD.md row 15). One that was under way
+            // may be sending again what it had no answer to.
+            if back && !applied.late && done.zip(began).is_some_and(|(done, began)| done < began) {
                 return Err(format!("push {} is back after it was done", short(&after)));
             }
             push.id = name;
@@ -340,7 +337,8 @@ impl QueueCheck {
         // Before it claimed it, that is: two jobs of one worker may have it at the same time.
         let seen = self.seen.get(&(life.pid(), inc.to_owned()));
         let claimed = self.claimed.get(&(id.to_owned(), token));
-        if seen.zip(claimed).is_some_and(|(seen, claimed)| seen < claimed) {
+        // Whoever reads it to settle an answer that got lost has it twice before it acts on it.
+        if seen.zip(claimed).is_some_and(|(seen, claimed)| seen + SETTLING < *claimed) {
             return Err(format!("{id}: a worker was handed a task whose receipt it had seen"));
         }
         if let (Some((_, _, _, done)), Some(created)) =

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use leasehold::protocol::format::lease::Lease;
 use leasehold::protocol::format::task::{Bundle, DeadLetter, Receipt, Task};
 use leasehold::protocol::layout::queue::{Part, Unit};
 use leasehold::protocol::layout::sync::SyncKeys;
@@ -10,7 +11,7 @@ use leasehold::queue::{Outcome, Pushed};
 use super::queue::{Push, QueueCheck, incarnation, short};
 use super::{Applied, Verdict};
 use crate::objects::Stored;
-use crate::world::{DiskId, Life, State};
+use crate::world::{DiskId, Life, Micros, State};
 
 /// What is known of the nodes' replicas.
 #[derive(Debug, Default)]
@@ -28,6 +29,10 @@ pub struct Replicas {
     ended: BTreeSet<(DiskId, String)>,
     /// Names that were pending on a disk, and in which pushes.
     pending: BTreeMap<(DiskId, String), BTreeSet<String>>,
+    /// Marks of receipts that gave way on their disk to that of another push.
+    outdone: BTreeSet<String>,
+    /// Since when a process has its sync's lock.
+    syncing: BTreeMap<u32, Micros>,
     /// How many tasks on a disk may have come to an end in vain: it began, and nobody was told to be first.
     vain: BTreeMap<DiskId, u64>,
 }
@@ -36,6 +41,11 @@ impl Replicas {
     /// On which disk a push was made, if it was on one.
     pub fn born_on(&self, incarnation: &str) -> Option<DiskId> {
         self.born.get(incarnation).copied()
+    }
+
+    /// When a process began its present sync.
+    pub fn sync_began(&self, life: Life) -> Option<Micros> {
+        self.syncing.get(&life.pid()).copied()
     }
 }
 
@@ -68,6 +78,12 @@ impl QueueCheck {
         if self.keys.parse_record(key).is_some() {
             self.record_here(disk, applied, key.starts_with(&self.keys.completed()));
             return Ok(());
+        }
+        if key == "sync/sync.lock"
+            && let Some(after) = &applied.after
+            && !same_lease(applied.before.as_ref(), after)
+        {
+            self.replicas.syncing.insert(applied.life.pid(), state.now);
         }
         match key.contains("/aside/") {
             true => self.aside(applied),
@@ -140,6 +156,9 @@ impl QueueCheck {
         let Some(after) = &applied.after else { return };
         let about = match receipt {
             true => Receipt::parse(&after.body).ok().map(|receipt| {
+                let before = applied.before.as_ref().and_then(|b| Receipt::parse(&b.body).ok());
+                let other = before.filter(|before| before.incarnation != receipt.incarnation);
+                self.replicas.outdone.extend(other.map(|other| other.nonce));
                 // Else it is a copy of the one that counts.
                 if !self.recorded.contains(&receipt.nonce) {
                     let mark = (disk, receipt.nonce);
@@ -229,8 +248,8 @@ impl QueueCheck {
     /// Once everything has come to rest: every completion is recorded in the bucket, or counted as one
     /// that came second, and never both.
     ///
-    /// Of what somebody removed, or what lost its name to another before the bucket heard of it, it does
-    /// not matter; and a receipt that gave way to a later push's may be told of again.
+    /// Of what somebody removed, or what lost its name to another before the bucket heard of it, or whose
+    /// receipt gave way to a later push's, it does not matter.
     pub fn counted(&self, state: &State) -> Verdict {
         let Ok(sync) = SyncKeys::new(QUEUE) else { return Ok(()) };
         for (n, disk) in state.disks.iter().enumerate() {
@@ -248,7 +267,10 @@ impl QueueCheck {
                 let push = self.pushes.get(about);
                 let matters = match first {
                     true => push.is_some_and(|push| self.stands(state, push, mark)),
-                    false => push.is_some_and(|push| !push.removed),
+                    false => {
+                        let gave_way = self.replicas.outdone.contains(mark);
+                        !gave_way && push.is_some_and(|push| !push.removed)
+                    }
                 };
                 if first == counted && matters {
                     let what = match first {
@@ -279,6 +301,12 @@ impl QueueCheck {
 
 /// The queue that is replicated.
 const QUEUE: &str = crate::scenario::QUEUE;
+
+/// Whether a lock was only renewed.
+fn same_lease(before: Option<&Stored>, after: &Stored) -> bool {
+    let id = |stored: &Stored| Lease::parse(&stored.body).ok().map(|lease| lease.lease_id);
+    before.and_then(id) == id(after)
+}
 
 /// Whether it came down from the bucket.
 fn is_copy(unit: &Unit, there: &Stored) -> bool {

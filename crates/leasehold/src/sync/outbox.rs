@@ -92,7 +92,11 @@ impl Outbox {
     /// The record that this process has announced was not written: somebody else's stands.
     pub async fn not_finishing(&self, unit: &Unit, incarnation: &str) -> Result<()> {
         let writer = Writer { incarnation: incarnation.to_owned(), ..self.writer(Intent::Finish) };
-        self.withdraw(unit, &|announced| *announced == writer).await
+        // It was pushed, of course, and will not show that any more.
+        let pushed = |announced: &Writer| {
+            announced.intent == Intent::Push && announced.incarnation == incarnation
+        };
+        self.withdraw(unit, &|announced| *announced == writer || pushed(announced)).await
     }
 
     /// A push that was announced, by whomever, was not made, or gave way: another has its name.

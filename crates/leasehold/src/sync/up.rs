@@ -341,6 +341,9 @@ impl Pair<'_> {
             Some(theirs) => {
                 self.outbox.count_duplicate(unit, &receipt.nonce).await?;
                 up.duplicates += unit.tasks();
+                if !self.note_shown(unit, view).await? {
+                    return Ok(());
+                }
                 self.take_receipt(unit, &theirs, Some(version)).await?;
             }
         }
