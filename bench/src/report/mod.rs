@@ -129,6 +129,9 @@ pub struct Section {
 #[derive(Debug, Serialize)]
 pub struct Report {
     command: String,
+    date: String,
+    /// Of the sources around this program, if git knows.
+    commit: String,
     quick: bool,
     host: Host,
     load_before: String,
@@ -141,6 +144,8 @@ impl Report {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         Self {
             command: format!("leasehold-bench {}", arguments.join(" ")),
+            date: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string(),
+            commit: commit().unwrap_or_else(|| "unknown".to_owned()),
             quick: rig.quick(),
             host: Host::of(rig.path()),
             load_before: load_average(),
@@ -224,6 +229,15 @@ impl Report {
             .iter()
             .flat_map(|section| section.rows.iter().map(|row| (section.suite.as_str(), row)))
     }
+}
+
+/// The commit that is checked out, with a mark if files were changed since.
+fn commit() -> Option<String> {
+    let folder = env!("CARGO_MANIFEST_DIR");
+    let mut git = std::process::Command::new("git");
+    git.args(["-C", folder, "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]);
+    let output = git.output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }
 
 impl Row {
