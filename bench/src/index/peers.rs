@@ -49,7 +49,8 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
             let target = if peer.peer.role == "duckdb" { targets.1 } else { targets.0 };
             let name = format!("merge, {what} / {}", peer.peer.name);
             let row = Row::new(name, Unit::Millis, pairs, MERGE);
-            report.add(row.target(Target::Ratio(target)));
+            // A quick run merges a tenth: what is done for each shard then weighs more than the records.
+            report.add(if rig.quick() { row } else { row.target(Target::Ratio(target)) });
         }
         std::fs::remove_dir_all(&inbox)?;
     }

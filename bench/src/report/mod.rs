@@ -268,6 +268,7 @@ impl Unit {
         match self {
             Self::Rate => format!("{}/s", thousands(value)),
             Self::Millis if value >= 10.0 => format!("{value:.0} ms"),
+            Self::Millis if value < 0.1 => format!("{:.1} µs", value * 1e3),
             Self::Millis => format!("{value:.2} ms"),
         }
     }
@@ -302,6 +303,7 @@ mod tests {
         assert_eq!(thousands(999.4), "999");
         assert_eq!(thousands(1234567.0), "1,234,567");
         assert_eq!(Unit::Millis.show(1.234), "1.23 ms");
+        assert_eq!(Unit::Millis.show(0.001_234), "1.2 µs");
     }
 
     #[test]
