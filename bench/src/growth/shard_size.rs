@@ -13,7 +13,8 @@ const SIZES: [usize; 6] = [1, 4, 16, 64, 256, 1_024];
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let runtime = rig.runtime()?;
-    let mut chart = Chart::new("growth-shard-size", "One shard that is ever larger", "MiB");
+    let mut chart =
+        Chart::new("growth-shard-size", "One shard that is ever larger", "MiB of the shard");
     // From memory, then from the file: it jumps, and stays below this.
     records::curves(&mut chart, Bound::Value(1_000.0));
     for size in sizes(rig, &SIZES) {
