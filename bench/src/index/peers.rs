@@ -80,6 +80,10 @@ fn lookups(rig: &Rig, report: &mut Report, peers: &[Contender<'_>], base: &Path)
     let records = data::size(rig).records;
     let keys: Vec<String> = (0..200).map(|n| data::domain(n * 7919 % records)).collect();
     let index = data::open_index(&runtime, base)?;
+    // The first look reads little and keeps nothing, the second keeps the shard.
+    for key in keys.iter().chain(&keys) {
+        runtime.block_on(index.get_row(key, Freshness::Checked))?;
+    }
     let asked = format!("lookup {}", keys.join(" "));
     for peer in peers {
         let mut player = built(rig, peer, base)?;
