@@ -46,7 +46,7 @@ part() {
 }
 
 fetch_debs() {
-  command -v apt-get >>"$log" || { echo "there is no apt-get here" >>"$log"; return 1; }
+  command -v apt-get >/dev/null || { echo "there is no apt-get here" >>"$log"; return 1; }
   mkdir -p "$dir/debs/archives/partial" "$dir/debs/root"
   # By name also where the system has them already, and from the rest of the world only what it lacks.
   (cd "$dir/debs/archives" && quietly apt-get download "$@") || return 1
@@ -68,7 +68,7 @@ fetch_venv() {
 versions_venv() { ./bin/python3 -m pip freeze --disable-pip-version-check; }
 
 fetch_npm() {
-  command -v npm >>"$log" || { echo "there is no npm here" >>"$log"; return 1; }
+  command -v npm >/dev/null || { echo "there is no npm here" >>"$log"; return 1; }
   quietly npm install --prefix "$dir/npm" --no-save --no-audit --no-fund "$@"
 }
 versions_npm() { :; }

@@ -29,8 +29,9 @@ impl Axis {
         if low > high {
             return Self { from: 0, to: 1 };
         }
-        let from = (low + 1e-9).floor() as i32;
-        Self { from, to: ((high - 1e-9).ceil() as i32).max(from + 1) }
+        // A hair beyond a power of ten, as 1,024 is, is no reason for another one.
+        let from = (low + 0.02).floor() as i32;
+        Self { from, to: ((high - 0.02).ceil() as i32).max(from + 1) }
     }
 
     /// Where on it a value is, from 0 to 1.

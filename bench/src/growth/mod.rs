@@ -15,6 +15,8 @@ mod workers;
 
 pub use index_child::{Options as ChildOptions, run as child};
 
+use crate::chart::Chart;
+use crate::report::thousands;
 use crate::rig::Rig;
 use crate::suite::Bench;
 
@@ -37,13 +39,11 @@ fn sizes(rig: &Rig, all: &[usize]) -> Vec<usize> {
     all[..most].to_vec()
 }
 
-/// What was left out, in words, if anything was.
-fn left_out(rig: &Rig, all: &[usize]) -> Option<String> {
-    let run = sizes(rig, all).len();
-    let words = |sizes: &[usize]| {
-        let words: Vec<String> =
-            sizes.iter().map(|size| crate::report::thousands(*size as f64)).collect();
-        words.join(", ")
-    };
-    (run < all.len()).then(|| format!("Not run: {} (--large runs them).", words(&all[run..])))
+/// Says what was left out, if anything was.
+fn left_out(rig: &Rig, all: &[usize], chart: &mut Chart) {
+    let left = &all[sizes(rig, all).len()..];
+    if !left.is_empty() {
+        let words: Vec<String> = left.iter().map(|size| thousands(*size as f64)).collect();
+        chart.note(format!("Not run: {} (--large runs them).", words.join(", ")));
+    }
 }

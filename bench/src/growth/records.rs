@@ -18,7 +18,7 @@ const UPDATES: u64 = 1_000;
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let runtime = rig.runtime()?;
     let mut chart = Chart::new("growth-records", "An index of many records", "records");
-    curves(&mut chart);
+    curves(&mut chart, LOGARITHMIC);
     for size in sizes(rig, &SIZES) {
         eprintln!("  {size} records");
         let store = rig.path().join("growth-records");
@@ -41,16 +41,16 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
         "In a directory, flat inbox on. A compaction takes in {UPDATES} records of all shards, so it \
          rewrites all of them: its time is bound to be linear, its memory has a limit."
     ));
-    chart.note(left_out(rig, &SIZES).unwrap_or_default());
+    left_out(rig, &SIZES, &mut chart);
     report.chart(chart);
     Ok(())
 }
 
 /// What may grow with the number of records, and what may not.
-pub fn curves(chart: &mut Chart) {
+pub fn curves(chart: &mut Chart, warm_lookup: Bound) {
     for cost in [Cost::Time, Cost::Requests, Cost::Memory] {
         let (warm, cold, compact) = match cost {
-            Cost::Time => (LOGARITHMIC, LINEAR, LINEAR),
+            Cost::Time => (warm_lookup, LINEAR, LINEAR),
             // What is kept of shards, up to the cache's limit; the compilers' own limit.
             Cost::Memory => (Bound::Value(300.0), Bound::Value(300.0), Bound::Value(64.0)),
             _ => (FLAT, FLAT, FLAT),

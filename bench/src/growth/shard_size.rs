@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::{left_out, records, sizes};
-use crate::chart::Chart;
+use crate::chart::{Bound, Chart};
 use crate::index::data;
 use crate::report::Report;
 use crate::rig::Rig;
@@ -13,8 +13,10 @@ const SIZES: [usize; 6] = [1, 4, 16, 64, 256, 1_024];
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let runtime = rig.runtime()?;
-    let mut chart = Chart::new("growth-shard-size", "One shard that is ever larger", "MiB");
-    records::curves(&mut chart);
+    let mut chart =
+        Chart::new("growth-shard-size", "One shard that is ever larger", "MiB of the shard");
+    // From memory, then from the file: it jumps, and stays below this.
+    records::curves(&mut chart, Bound::Value(1_000.0));
     for size in sizes(rig, &SIZES) {
         eprintln!("  a shard of {size} MiB");
         let path = rig.path().join("growth-shard");
@@ -38,7 +40,7 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
         "In a directory; records of 900 bytes; a compaction takes in 1,000, put one by one. A shard that is too \
          large for the cache is searched in its file, warm or cold.",
     );
-    chart.note(left_out(rig, &SIZES).unwrap_or_default());
+    left_out(rig, &SIZES, &mut chart);
     report.chart(chart);
     Ok(())
 }

@@ -51,11 +51,11 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     }
     chart.note(format!(
         "{tasks} tasks pushed and drained, receipts on, not durable; a worker is a process with 4 jobs \
-         on this machine's {} cores. CPU time includes pushing and starting. `bucket`: workers in one \
+         on this machine's {} cores. CPU time includes pushing. `bucket`: workers in one \
          process, requests in memory with S3's rules; looks after the last task count too.",
         std::thread::available_parallelism().map_or(1, usize::from)
     ));
-    chart.note(left_out(rig, &SIZES).unwrap_or_default());
+    left_out(rig, &SIZES, &mut chart);
     report.chart(chart);
     arena.clear()
 }

@@ -14,7 +14,7 @@ use std::io::BufRead as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use leasehold::Store;
@@ -41,7 +41,7 @@ pub fn run(options: &Options) -> Result<()> {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let store = open(&options.dir)?;
     let queue = runtime.block_on(Queue::open(&store, &options.queue))?.context("no such queue")?;
-    let before = store.usage();
+    let before = Before { usage: store.usage(), cpu: cpu_time() };
     let mut used = None;
     println!("ready");
     for line in std::io::stdin().lock().lines() {
@@ -59,13 +59,13 @@ pub fn run(options: &Options) -> Result<()> {
                 format!("{done} {last}")
             }
             ["first", then] => {
-                let (millis, claimed) = runtime.block_on(first(&queue, before, then))?;
+                let (millis, claimed) = runtime.block_on(first(&queue, &before, then))?;
                 used = Some(claimed);
                 millis.to_string()
             }
             ["receipt"] => match used.take() {
                 Some(used) => serde_json::to_string(&used)?,
-                None => serde_json::to_string(&Receipt::since(&store, before)?)?,
+                None => serde_json::to_string(&Receipt::since(&store, &before)?)?,
             },
             _ => bail!("not understood: {line}"),
         };
@@ -133,6 +133,12 @@ pub async fn drain(queue: &Queue, loops: usize) -> Result<(usize, u64)> {
     Ok((done, last))
 }
 
+/// What it took to get ready.
+struct Before {
+    usage: Usage,
+    cpu: Duration,
+}
+
 /// What a process took so far, beyond getting ready.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Receipt {
@@ -143,12 +149,12 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Of this process, which had used this much of the store when it was ready.
-    pub fn since(store: &Store, before: Usage) -> Result<Self> {
+    /// Of this process, which had used this much when it was ready.
+    fn since(store: &Store, before: &Before) -> Result<Self> {
         Ok(Self {
-            usage: store.usage().since(&before),
+            usage: store.usage().since(&before.usage),
             peak_kib: peak_memory().context("the kernel does not tell VmHWM")?,
-            cpu_micros: cpu_time().as_secs_f64() * 1e6,
+            cpu_micros: (cpu_time() - before.cpu).as_secs_f64() * 1e6,
         })
     }
 
@@ -165,7 +171,7 @@ impl Receipt {
 
 /// How many milliseconds it took to get a task, and what it took else; what becomes of it is not in
 /// it.
-async fn first(queue: &Queue, before: Usage, then: &str) -> Result<(f64, Receipt)> {
+async fn first(queue: &Queue, before: &Before, then: &str) -> Result<(f64, Receipt)> {
     let start = Instant::now();
     let task = queue.worker("first").next().await?.context("nothing to do")?;
     let millis = start.elapsed().as_secs_f64() * 1e3;

@@ -5,7 +5,9 @@ use super::Report;
 impl Report {
     /// Tables in Markdown.
     pub fn to_markdown(&self) -> String {
-        let mut out = format!("`{}`{}\n\n", self.command, if self.quick { ", quick" } else { "" });
+        let quick = if self.quick { ", quick" } else { "" };
+        let mut out =
+            format!("{}, commit {}, `{}`{quick}.\n\n", self.date, self.commit, self.command);
         let host = self.host.to_string().replace('\n', "; ");
         out += &format!("{host}; load {} before, {} after.\n\n", self.load_before, self.load_after);
         if self.rows().next().is_some() {

@@ -129,6 +129,9 @@ pub struct Section {
 #[derive(Debug, Serialize)]
 pub struct Report {
     command: String,
+    date: String,
+    /// Of the sources around this program, if git knows.
+    commit: String,
     quick: bool,
     host: Host,
     load_before: String,
@@ -141,6 +144,8 @@ impl Report {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         Self {
             command: format!("leasehold-bench {}", arguments.join(" ")),
+            date: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M UTC").to_string(),
+            commit: commit().unwrap_or_else(|| "unknown".to_owned()),
             quick: rig.quick(),
             host: Host::of(rig.path()),
             load_before: load_average(),
@@ -226,6 +231,15 @@ impl Report {
     }
 }
 
+/// The commit that is checked out, with a mark if files were changed since.
+fn commit() -> Option<String> {
+    let folder = env!("CARGO_MANIFEST_DIR");
+    let mut git = std::process::Command::new("git");
+    git.args(["-C", folder, "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"]);
+    let output = git.output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}
+
 impl Row {
     /// The cells of a table, behind the name: ours, floor, ratio, spread, target, verdict.
     fn cells(&self) -> [String; 6] {
@@ -254,6 +268,7 @@ impl Unit {
         match self {
             Self::Rate => format!("{}/s", thousands(value)),
             Self::Millis if value >= 10.0 => format!("{value:.0} ms"),
+            Self::Millis if value < 0.1 => format!("{:.1} µs", value * 1e3),
             Self::Millis => format!("{value:.2} ms"),
         }
     }
@@ -288,6 +303,7 @@ mod tests {
         assert_eq!(thousands(999.4), "999");
         assert_eq!(thousands(1234567.0), "1,234,567");
         assert_eq!(Unit::Millis.show(1.234), "1.23 ms");
+        assert_eq!(Unit::Millis.show(0.001_234), "1.2 µs");
     }
 
     #[test]

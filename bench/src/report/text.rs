@@ -10,6 +10,7 @@ const WIDTHS: [usize; 6] = [12, 12, 6, 12, 12, 0];
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}{}", self.command, if self.quick { " (quick: noisy)" } else { "" })?;
+        writeln!(f, "{}, commit {}", self.date, self.commit)?;
         writeln!(f, "{}", self.host)?;
         writeln!(f, "load {} before, {} after", self.load_before, self.load_after)?;
         self.table(f)?;
