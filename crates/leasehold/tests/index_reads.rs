@@ -275,3 +275,42 @@ async fn requests_are_counted_in_memory() {
 async fn requests_are_counted_on_ministack() {
     requests(ministack(), &[1, 1001]).await;
 }
+
+/// A file of the flat inbox that its tool writes again in its place: that does not show in its folder, and is
+/// seen at once. So is one that comes beside it, and one that goes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flat_file_that_changes_in_its_place_is_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = directory(folder.path());
+    let index = index(&store).await;
+    let other = &neighbours(1)[0];
+    index
+        .put(&json!({"domain": KEY, "n": -1, "updated_at": "2023-01-01T00:00:00Z"}))
+        .await
+        .unwrap();
+    index
+        .put(&json!({"domain": other, "n": -2, "updated_at": "2023-01-01T00:00:00Z"}))
+        .await
+        .unwrap();
+    index.compact().await.unwrap();
+    let file = |key: &str| folder.path().join(format!("indexes/domains/{key}.usv"));
+    std::fs::write(file(KEY), row(KEY, 0, 0)).unwrap();
+    settle().await;
+    for round in 0..4 {
+        for _ in 0..3 {
+            assert_eq!(n(&index, KEY).await, Some(json!(round)));
+            assert_eq!(n(&index, other).await, Some(json!(-2)));
+        }
+        std::fs::write(file(KEY), row(KEY, round + 1, round as u32 + 1)).unwrap();
+    }
+    std::fs::write(file(other), row(other, 5, 5)).unwrap();
+    for _ in 0..3 {
+        assert_eq!(n(&index, KEY).await, Some(json!(4)));
+        assert_eq!(n(&index, other).await, Some(json!(5)));
+    }
+    // Taken back before anybody compiled it.
+    std::fs::remove_file(file(other)).unwrap();
+    for _ in 0..3 {
+        assert_eq!(n(&index, other).await, Some(json!(-2)));
+    }
+}

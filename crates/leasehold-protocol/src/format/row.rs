@@ -240,6 +240,11 @@ impl Schema {
         Some(Claim { updated_at: updated_at?, deleted, row })
     }
 
+    /// Whether a row is a deletion.
+    pub fn is_deletion(&self, row: &[u8]) -> bool {
+        usv::fields(row).nth(self.deleted()).is_some_and(is_true)
+    }
+
     /// The typed value of a field, `Null` where it is empty. Text that is not of the field's type,
     /// which only foreign rows have, stays text.
     pub fn value(&self, at: usize, field: &[u8]) -> Value {

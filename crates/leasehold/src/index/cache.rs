@@ -29,6 +29,17 @@ pub(super) struct CachedInbox {
     /// What the file system said before it was listed.
     pub stamp: Stamp,
     pub keys: Vec<Key>,
+    /// Where that is, and where the shard's file is: making names takes as long as looking.
+    pub folder: String,
+    pub shard: String,
+}
+
+/// All that is kept about a shard.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub inbox: Arc<CachedInbox>,
+    pub shard: Arc<CachedShard>,
+    pub flat: Flat,
 }
 
 /// What is known of the flat inbox.
@@ -88,6 +99,16 @@ impl Cache {
         let (cached, used) = state.shards.get_mut(&shard.number())?;
         *used = tick;
         Some(cached.clone())
+    }
+
+    /// A shard and what was pending for it, if both are kept.
+    pub fn kept(&self, shard: Shard) -> Option<Kept> {
+        let mut state = self.state();
+        let tick = state.next();
+        let inbox = state.inboxes.get(&shard.number())?.clone();
+        let (cached, used) = state.shards.get_mut(&shard.number())?;
+        *used = tick;
+        Some(Kept { inbox, shard: cached.clone(), flat: state.flat.clone() })
     }
 
     /// Whether this is the first look into a shard. The next is not.

@@ -10,7 +10,7 @@ use leasehold_protocol::shard::{KeyHash, Shard};
 
 use super::cache::CachedInbox;
 use super::{Index, Inner};
-use crate::store::large::SMALL;
+use crate::store::large::{SMALL, Stamp};
 use crate::store::{Detail, Kind, List, Object, PAGE};
 use crate::{Key, Result, StoreTime};
 
@@ -121,6 +121,10 @@ impl Index {
     pub(super) async fn pending_of(&self, shard: Shard, hash: &KeyHash) -> Result<Vec<Key>> {
         let prefix = self.0.layout.inbox_of(shard);
         let folder = prefix.trim_end_matches('/');
+        let found = |stamp: Stamp, keys: Vec<Key>| {
+            let shard = self.0.layout.shard_text(shard);
+            Arc::new(CachedInbox { stamp, keys, folder: folder.to_owned(), shard })
+        };
         let (store, cache) = (&self.0.store, &self.0.cache);
         if let Some(known) = cache.inbox(shard)
             && store.stamp(folder).is_some_and(|stamp| stamp.confirms(&known.stamp))
@@ -129,7 +133,7 @@ impl Index {
         }
         if let Some((stamp, keys)) = store.peek(folder, PAGE) {
             let ours = self.of_key(&keys, hash);
-            cache.keep_inbox(shard, Arc::new(CachedInbox { stamp, keys }));
+            cache.keep_inbox(shard, found(stamp, keys));
             return Ok(ours);
         }
         // Before it is listed: what changes meanwhile shows the next time.
@@ -146,14 +150,14 @@ impl Index {
         }
         match stamp {
             Some(stamp) if keys.len() <= MOST_NAMES => {
-                cache.keep_inbox(shard, Arc::new(CachedInbox { stamp, keys }));
+                cache.keep_inbox(shard, found(stamp, keys));
             }
             _ => cache.forget_inbox(shard),
         }
         Ok(ours)
     }
 
-    fn of_key(&self, keys: &[Key], hash: &KeyHash) -> Vec<Key> {
+    pub(super) fn of_key(&self, keys: &[Key], hash: &KeyHash) -> Vec<Key> {
         if keys.is_empty() {
             return Vec::new();
         }

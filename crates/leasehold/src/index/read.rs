@@ -16,10 +16,10 @@ use leasehold_protocol::shard::{KeyHash, Shard};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::cache::{CachedShard, Flat};
+use super::cache::{CachedShard, Flat, Kept};
 use super::find::{Steps, find, find_by_reading, find_in_source, in_order, latest};
 use super::write::AHEAD;
-use super::{Index, Known};
+use super::{Index, Inner, Known};
 use crate::store::large::{PIECE, Source, Stamp};
 use crate::store::{Get, Kind, List};
 use crate::{Error, ErrorKind, Key, Result};
@@ -141,6 +141,11 @@ impl Index {
         let shard = hash.shard(known.package.width);
         let mut field = Vec::with_capacity(key.len());
         usv::escape(&key, &mut field);
+        if freshness == Freshness::Checked
+            && let Some(row) = self.row_kept(&key, &hash, &field, known)
+        {
+            return Ok(Found::Row(row.filter(|row| !known.schema.is_deletion(row))));
+        }
         let (mut best, mut unreadable) = (None, false);
         let early = match mutant::is(Mutant::ReaderOrder) {
             true => Some(self.row_in_shard(shard, &field, freshness, &known.schema).await?),
@@ -163,8 +168,46 @@ impl Index {
             None => self.row_in_shard(shard, &field, freshness, &known.schema).await?,
         };
         let best = latest(&known.schema, best, row);
-        let best = best.filter(|row| !known.schema.claim(row).is_some_and(|claim| claim.deleted));
+        let best = best.filter(|row| !known.schema.is_deletion(row));
         Ok(if unreadable { Found::Unreadable(best) } else { Found::Row(best) })
+    }
+
+    /// The row of a key, where all that could tell about it is kept and still as it was: two system calls in
+    /// a directory, three with the flat inbox. `None` where it takes more than that.
+    fn row_kept(
+        &self,
+        key: &str,
+        hash: &KeyHash,
+        field: &[u8],
+        known: &Known,
+    ) -> Option<Option<Bytes>> {
+        let Inner { store, layout, cache, .. } = &*self.0;
+        let Kept { inbox, shard, flat } = cache.kept(hash.shard(known.package.width))?;
+        let (before, guide) = (shard.stamp?, shard.guide()?);
+        // In this order, as always: what is merged meanwhile is seen in the shard.
+        if !store.stamp(&inbox.folder)?.confirms(&inbox.stamp)
+            || !self.of_key(&inbox.keys, hash).is_empty()
+        {
+            return None;
+        }
+        if known.package.flat_inbox {
+            let Flat::Known(before, Some(files)) = flat else { return None };
+            let confirmed = store.stamp(layout.base().trim_end_matches('/'))?.confirms(&before);
+            if !confirmed || !self.is_not_among(&files, key) {
+                return None;
+            }
+        }
+        if !store.stamp(&inbox.shard)?.confirms(&before) {
+            return None;
+        }
+        Some(guide.find(&shard.body, field).map(|row| shard.body.slice_ref(row)))
+    }
+
+    /// Whether none of these files of the flat inbox is a key's. A long name is split: its file stands in a
+    /// folder of its own, whose changes do not show in that of the others.
+    fn is_not_among(&self, files: &[Key], key: &str) -> bool {
+        let is_other = |flat: Key| !files.contains(&flat);
+        key.len() <= SHORT && (files.is_empty() || self.0.layout.flat(key).is_ok_and(is_other))
     }
 
     /// What is pending and may hold a key.
@@ -201,8 +244,7 @@ impl Index {
     /// the file, and the same for all keys. Only in a directory, and not where others are at it right now.
     async fn is_not_flat(&self, key: &str) -> Result<bool> {
         let (store, layout, cache) = (&self.0.store, &self.0.layout, &self.0.cache);
-        // A long name is split: its file stands in a folder of its own, whose changes do not show here.
-        if store.kind() != Kind::Directory || key.len() > SHORT {
+        if store.kind() != Kind::Directory {
             return Ok(false);
         }
         let (before, known) = match cache.flat() {
@@ -215,10 +257,7 @@ impl Index {
             return Ok(false);
         };
         if stamp.confirms(&before) {
-            let lacks = |files: Arc<[Key]>| {
-                files.is_empty() || layout.flat(key).is_ok_and(|flat| !files.contains(&flat))
-            };
-            return Ok(known.is_some_and(lacks));
+            return Ok(known.is_some_and(|files| self.is_not_among(&files, key)));
         }
         if stamp.is_settled() {
             // For the next look: what changes while it is listed shows then.
