@@ -54,11 +54,10 @@ fn main() -> ExitCode {
 fn raise_file_limit(args: &Args) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     const ENOUGH: u64 = 8192;
-    let runs_many = match &args.command {
-        Command::Supervise(_) => true,
-        Command::Queue(args::queue::QueueCommand::Work(_)) => true,
-        _ => false,
-    };
+    let runs_many = matches!(
+        &args.command,
+        Command::Supervise(_) | Command::Queue(args::queue::QueueCommand::Work(_))
+    );
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if let (true, Some(now)) = (runs_many, current)
         && now < ENOUGH

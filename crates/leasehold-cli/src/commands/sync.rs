@@ -65,11 +65,20 @@ pub async fn run(args: &Args, store: &Store, sync: &Sync) -> anyhow::Result<Endi
                     _ = interrupt.recv() => end.cancel(),
                 }
             }
-            // What is still to be told is told, if the bucket answers.
-            for queue in &queues {
-                if replica.queue(queue).await?.is_some() {
-                    replica.up(queue).await?;
+            // What is still to be told is told, if the bucket answers. Who is told again does not wait for it:
+            // all of it is in the outbox.
+            let last = async {
+                for queue in &queues {
+                    if replica.queue(queue).await?.is_some() {
+                        replica.up(queue).await?;
+                    }
                 }
+                anyhow::Ok(())
+            };
+            tokio::select! {
+                told = last => told?,
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
             }
         }
     }

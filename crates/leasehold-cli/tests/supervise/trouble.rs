@@ -67,6 +67,32 @@ fn silence_keeps_nobody_from_working() {
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
+/// Whoever is told to end does, however long the store takes to answer.
+#[test]
+fn silence_keeps_nobody_from_ending() {
+    let (place, _listener) = silence();
+    let mut worker = place.command(&["queue", "work", "q", "--", "true"]);
+    let worker = Running(worker.stderr(Stdio::null()).spawn().unwrap());
+    let mut sync = bucket("silence");
+    sync.ok(&["queue", "create", "s", "--mode", "relaxed"]);
+    let replica = place.path().join("replica").display().to_string();
+    sync.ok(&["--replica", &replica, "sync", "now", "s"]);
+    sync.ok(&["--replica", &replica, "queue", "push", "s", "x"]);
+    sync.variables.clone_from(&place.variables);
+    let mut syncing = sync.command(&["--replica", &replica, "sync", "run", "s"]);
+    let syncing = Running(syncing.stderr(Stdio::null()).spawn().unwrap());
+    std::thread::sleep(Duration::from_secs(3));
+    let start = Instant::now();
+    worker.end();
+    signal(syncing.pid(), "TERM");
+    std::thread::sleep(Duration::from_millis(500));
+    syncing.end();
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    let status = sync.ok(&["--replica", &replica, "sync", "status", "--json"]);
+    let status: Value = serde_json::from_str(status.trim()).unwrap();
+    assert_eq!(status["outbox"], 1, "what was not told is kept: {status}");
+}
+
 /// A store that answers everything with the same refusal. Ends with the test's process.
 fn refusing(code: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -133,7 +133,11 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     let ended = loop {
         let mut queues = Vec::new();
         for name in &names {
-            queues.push(super::open_to_work(args, store, name).await?);
+            // A store that does not answer must not keep us from ending; nothing is under way.
+            queues.push(tokio::select! {
+                queue = super::open_to_work(args, store, name) => queue?,
+                () = told.once() => return Ok(Exit::Done.into()),
+            });
         }
         let mut worker = Worker::new(queues, settings.clone());
         if has_replica {
@@ -165,6 +169,17 @@ struct Signals {
     /// Cancelled when our supervisor is gone, until that has been heard.
     cut: Option<CancellationToken>,
     leash: Option<Leash>,
+}
+
+impl Signals {
+    /// Completes when somebody wants us to end.
+    async fn once(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+            () = supervised::cut(self.cut.as_ref()) => {}
+        }
+    }
 }
 
 /// Works until there is nothing left, or a signal says so.
