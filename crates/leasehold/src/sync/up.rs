@@ -268,20 +268,18 @@ impl Pair<'_> {
             let key = self.there.keys().part(unit, Part::Work)?;
             up.seen.push((unit_hash(key.as_str()), UNSEEN));
         }
-        let Some(version) = view.entry else {
-            // Noted again: there is more to tell.
-            up.left += 1;
-            return Ok(up);
+        let settled = decide::is_settled(&entry, &view.local, |n| self.outbox.is_gone(&entry, n));
+        let written = match view.entry {
+            Some(version) if settled => self.outbox.remove(unit, &version).await?,
+            Some(_) if entry == before => true,
+            Some(version) => self.outbox.rewrite(unit, &entry, version).await?.is_some(),
+            None => false,
         };
-        match decide::is_settled(&entry, &view.local, |n| self.outbox.is_gone(&entry, n)) {
-            true => up.left += u64::from(!self.outbox.remove(unit, &version).await?),
-            false => {
-                up.left += 1;
-                if entry != before {
-                    self.outbox.rewrite(unit, &entry, version).await?;
-                }
-            }
+        if !written {
+            // Noted again: there is more to tell.
+            self.outbox.note_told(unit, &before, &entry).await?;
         }
+        up.left += u64::from(!settled || !written);
         Ok(up)
     }
 
