@@ -183,10 +183,7 @@ fn nothing_is_inferred_from_absence() {
 /// A push that was told is not told again because something else was noted meanwhile (FIELD.md row 15).
 #[test]
 fn what_was_told_is_told_whatever_was_noted_meanwhile() {
-    let push = |of: &str| Writer {
-        incarnation: of.to_owned(),
-        ..Writer::new(Intent::Push, None)
-    };
+    let push = |of: &str| Writer { incarnation: of.to_owned(), ..Writer::new(Intent::Push, None) };
     let before = Entry { untold: true, writers: vec![push("i")], ..entry() };
     let told = Entry { untold: false, origin: Some("v".into()), writers: Vec::new(), ..entry() };
     // A claim.

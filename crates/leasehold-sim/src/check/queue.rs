@@ -206,7 +206,8 @@ impl QueueCheck {
             return false;
         }
         let bundle = incarnation.rsplit_once('.').and_then(|(bundle, _)| self.pushes.get(bundle));
-        bundle.is_some_and(|bundle| bundle.receipt.is_some()) || self.has_result(&state.objects, name)
+        bundle.is_some_and(|bundle| bundle.receipt.is_some())
+            || self.has_result(&state.objects, name)
     }
 
     /// Whether the receipt of the bundle that this task was in has its result.

@@ -62,12 +62,7 @@ impl State {
 
 impl QueueCheck {
     /// Checks a change on a machine's disk.
-    pub fn applied_here(
-        &mut self,
-        state: &State,
-        disk: DiskId,
-        applied: &Applied<'_>,
-    ) -> Verdict {
+    pub fn applied_here(&mut self, state: &State, disk: DiskId, applied: &Applied<'_>) -> Verdict {
         let key = applied.key;
         if let Some((unit, Part::Work)) = self.keys.parse_part(key) {
             return self.work_here(state, disk, applied, &unit);
@@ -119,7 +114,9 @@ impl QueueCheck {
             || self.newer_stands(objects, unit, applied.before.as_ref());
         match over || other || done || self.is_aside(state, disk, unit, &before) {
             true => Ok(()),
-            false => Err(format!("push {} is gone from a replica, and is not over", short(&before))),
+            false => {
+                Err(format!("push {} is gone from a replica, and is not over", short(&before)))
+            }
         }
     }
 

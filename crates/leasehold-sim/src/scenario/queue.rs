@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use leasehold::ErrorKind;
 use leasehold::protocol::format::lease::Process;
-use leasehold::queue::{
-    Acked, Mode, NewTask, Queue, QueueSettings, Task, Worker, WorkerSettings,
-};
+use leasehold::queue::{Acked, Mode, NewTask, Queue, QueueSettings, Task, Worker, WorkerSettings};
 
 use super::{Ctx, Role, spawn};
 use crate::check::queue::QueueCheck;

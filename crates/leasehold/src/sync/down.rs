@@ -137,6 +137,9 @@ impl Replica {
         if done.is_ok() {
             state.down_at = Some(self.local().now().await?);
         }
+        // Whether a sync up was cut off is not for us to say: one may have taken our place while we were
+        // stopped.
+        state.telling = self.state(queue).await?.telling;
         self.save_state(queue, &state).await?;
         done.map(|()| down)
     }

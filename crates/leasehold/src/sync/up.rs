@@ -351,18 +351,20 @@ impl Pair<'_> {
 
     /// Whether the bucket has another push of this task, or a receipt of one that still stands for it.
     async fn is_pushed_by_others(&self, unit: &Unit, ours: &str) -> Result<bool> {
-        let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
-        let others = work
-            .is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours);
-        if others {
-            return Ok(true);
-        }
         let theirs = self.there.receipt_of(unit).await?;
-        match theirs.is_some_and(|theirs| theirs.incarnation != ours) {
+        match theirs.map(|theirs| theirs.incarnation == ours) {
+            // Told before, by a sync that was cut off, and pushed again since.
+            Some(true) => return Ok(false),
             // One that is past its time would not have kept a strict push away.
-            true => self.there.is_remembered(&self.there.keys().receipt(unit)?).await,
-            false => Ok(false),
+            Some(false) => {
+                if self.there.is_remembered(&self.there.keys().receipt(unit)?).await? {
+                    return Ok(true);
+                }
+            }
+            None => {}
         }
+        let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
+        Ok(work.is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours))
     }
 
     async fn tell_dead(
