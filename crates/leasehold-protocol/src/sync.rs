@@ -193,6 +193,25 @@ pub fn keep_announced(entry: &mut Entry, before: &Entry) {
     }
 }
 
+/// Notes what was told in an entry that was changed meanwhile: `before` is what it was told from, and
+/// `told` what became of that. Else a push would look as if the bucket had never heard of it, and be sent
+/// again once it is over there (FIELD.md row 15).
+pub fn note_told(now: &mut Entry, before: &Entry, told: &Entry) {
+    let since = |writer: &Writer| !before.writers.contains(writer);
+    let announced = now.writers.iter().any(|writer| writer.intent == Intent::Push && since(writer));
+    if !told.untold && !announced {
+        now.untold = false;
+        now.scheduled = None;
+    }
+    now.writers.retain(|writer| since(writer) || told.writers.contains(writer));
+    now.earlier.retain(|push| !before.earlier.contains(push) || told.earlier.contains(push));
+    if now.incarnation == told.incarnation {
+        now.origin = now.origin.take().or(told.origin.clone());
+        now.withdrawn |= told.withdrawn;
+    }
+    (now.told, now.token) = (told.told.clone(), told.token);
+}
+
 /// The field of a lease in the bucket that names the replica it came from.
 pub const REPLICA_FIELD: &str = "replica";
 /// The field of a lease in a replica that stands for one of another node's.

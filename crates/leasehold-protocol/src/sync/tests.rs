@@ -179,3 +179,38 @@ fn nothing_is_inferred_from_absence() {
     assert_eq!(missing("i", &Asked { work: some("j"), ..Asked::default() }), Missing::Replaced);
     assert_eq!(missing("i", &Asked { scheduled: true, ..Asked::default() }), Missing::Stay);
 }
+
+/// A push that was told is not told again because something else was noted meanwhile (FIELD.md row 15).
+#[test]
+fn what_was_told_is_told_whatever_was_noted_meanwhile() {
+    let push = |of: &str| Writer { incarnation: of.to_owned(), ..Writer::new(Intent::Push, None) };
+    let before = Entry { untold: true, writers: vec![push("i")], ..entry() };
+    let told = Entry { untold: false, origin: Some("v".into()), writers: Vec::new(), ..entry() };
+    // A claim.
+    let mut now = before.clone();
+    now.name("i", None);
+    note_told(&mut now, &before, &told);
+    assert_eq!(now, told);
+    // Another push, which is yet to be told.
+    let mut now = before.clone();
+    now.add(push("j"));
+    note_told(&mut now, &before, &told);
+    assert!(now.untold);
+    assert_eq!(now.writers, [push("j")]);
+}
+
+/// What waits for its time is told although an earlier push of its name came to an end.
+#[test]
+fn an_end_says_nothing_about_what_waits_for_its_time() {
+    let untold = Entry { untold: true, ..entry() };
+    let mut waits = local(None, LocalLease::None);
+    waits.scheduled = Some("j".into());
+    waits.letter = Some("i".into());
+    assert_eq!(tell(&untold, &waits), Tale { end: Some(End::Dead), push: true, lease: None });
+    // And one that is announced is not shown by another of its name.
+    let push = Writer { incarnation: "k".into(), ..Writer::new(Intent::Push, None) };
+    let announced = Entry { writers: vec![push], ..untold };
+    assert!(!is_settled(&announced, &waits, |_| false));
+    waits.scheduled = Some("k".into());
+    assert!(is_settled(&announced, &waits, |_| false));
+}

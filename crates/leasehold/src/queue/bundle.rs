@@ -374,11 +374,13 @@ impl Run {
             format::Task::parse(&object.body, &task.id, object.meta.version.as_str()).incarnation
         });
         match there {
-            Some(there) if there != task.incarnation => Err(Error::new(
-                ErrorKind::Data,
-                "another task has the name of one that has to leave its bundle",
-            )
-            .at(&key)),
+            Some(there) if there != task.incarnation => {
+                if let Some(outbox) = queue.outbox() {
+                    outbox.not_pushing(&unit, &task.incarnation).await?;
+                }
+                let message = "another task has the name of one that has to leave its bundle";
+                Err(Error::new(ErrorKind::Data, message).at(&key))
+            }
             _ => Ok(()),
         }
     }

@@ -165,6 +165,8 @@ impl Backend for BucketTime {
         self.listen().await?;
         Ok(match self.inner.get(key, unless).await? {
             Get::Found(mut object) => {
+                // Whoever made this replica wrote the time first: what is here since says that it is, too.
+                self.listen().await?;
                 object.meta = self.ahead.meta(&self.env, object.meta);
                 Get::Found(object)
             }

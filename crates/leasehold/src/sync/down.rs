@@ -144,6 +144,9 @@ impl Replica {
                 self.forget_duplicates(&pair, &mut state).await?;
             }
         }
+        // Whether a sync up was cut off is not for us to say: one may have taken our place while we were
+        // stopped.
+        state.telling = self.state(queue).await?.telling;
         self.save_state(queue, &state).await?;
         done.map(|()| down)
     }
@@ -316,7 +319,11 @@ impl Replica {
         let scheduled = pair.scheduled().await?;
         for unit in nowhere {
             let scheduled = matches!(&unit, Unit::Task(id) if scheduled.contains(id));
-            if let (false, Some(mut view)) = (scheduled, pair.idle(&unit).await?) {
+            if let (false, Some(mut view)) = (scheduled, pair.idle(&unit).await?)
+                && let Some(ours) = view.local.work.clone()
+                // Once more, after the scheduled ones: it may have been promoted in between, and done.
+                && decide::missing(&ours, &pair.ask(&unit, &ours).await?) == Missing::SetAside
+            {
                 pair.set_aside(&unit, &mut view).await?;
                 down.set_aside += 1;
             }

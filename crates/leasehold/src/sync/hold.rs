@@ -201,7 +201,9 @@ impl Pair<'_> {
             && let Unit::Task(id) = unit
         {
             // Pushed here for later and told, due here, and not yet promoted there.
-            asked.scheduled = self.scheduled().await?.contains(id);
+            let scheduled = self.scheduled().await?.contains(id);
+            // Once more, after the scheduled ones: it may have been promoted in between, and done.
+            asked = Asked { scheduled, ..self.ask(unit, &ours).await? };
         }
         let what = decide::missing(&ours, &asked);
         if what == Missing::Stay {

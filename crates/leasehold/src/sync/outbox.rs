@@ -11,6 +11,7 @@ use leasehold_protocol::format::outbox::{Entry, Intent, Writer};
 use leasehold_protocol::layout::queue::Unit;
 use leasehold_protocol::layout::sync::SyncKeys;
 use leasehold_protocol::settle::Proof;
+use leasehold_protocol::sync as decide;
 use leasehold_protocol::time::StoreTime;
 
 use crate::store::{Delete, Detail, Durability, List, Put, Store, Unknown, Write};
@@ -182,6 +183,18 @@ impl Outbox {
     ) -> Result<Option<Version>> {
         let durability = if entry.untold { Durability::Durable } else { Durability::Volatile };
         self.write(unit, entry, When::Matches(version), durability).await
+    }
+
+    /// Notes what was told in an entry in which something else was noted since.
+    pub async fn note_told(&self, unit: &Unit, before: &Entry, told: &Entry) -> Result<()> {
+        for _ in 0..64 {
+            let Some((mut entry, version)) = self.entry(unit).await? else { return Ok(()) };
+            decide::note_told(&mut entry, before, told);
+            if self.rewrite(unit, &entry, version).await?.is_some() {
+                return Ok(());
+            }
+        }
+        Err(Error::unavailable("others keep changing this entry of the outbox"))
     }
 
     /// Removes an entry, unless something was noted since.

@@ -268,20 +268,18 @@ impl Pair<'_> {
             let key = self.there.keys().part(unit, Part::Work)?;
             up.seen.push((unit_hash(key.as_str()), UNSEEN));
         }
-        let Some(version) = view.entry else {
-            // Noted again: there is more to tell.
-            up.left += 1;
-            return Ok(up);
+        let settled = decide::is_settled(&entry, &view.local, |n| self.outbox.is_gone(&entry, n));
+        let written = match view.entry {
+            Some(version) if settled => self.outbox.remove(unit, &version).await?,
+            Some(_) if entry == before => true,
+            Some(version) => self.outbox.rewrite(unit, &entry, version).await?.is_some(),
+            None => false,
         };
-        match decide::is_settled(&entry, &view.local, |n| self.outbox.is_gone(&entry, n)) {
-            true => up.left += u64::from(!self.outbox.remove(unit, &version).await?),
-            false => {
-                up.left += 1;
-                if entry != before {
-                    self.outbox.rewrite(unit, &entry, version).await?;
-                }
-            }
+        if !written {
+            // Noted again: there is more to tell.
+            self.outbox.note_told(unit, &before, &entry).await?;
         }
+        up.left += u64::from(!settled || !written);
         Ok(up)
     }
 
@@ -353,18 +351,20 @@ impl Pair<'_> {
 
     /// Whether the bucket has another push of this task, or a receipt of one that still stands for it.
     async fn is_pushed_by_others(&self, unit: &Unit, ours: &str) -> Result<bool> {
-        let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
-        let others = work
-            .is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours);
-        if others {
-            return Ok(true);
-        }
         let theirs = self.there.receipt_of(unit).await?;
-        match theirs.is_some_and(|theirs| theirs.incarnation != ours) {
+        match theirs.map(|theirs| theirs.incarnation == ours) {
+            // Told before, by a sync that was cut off, and pushed again since.
+            Some(true) => return Ok(false),
             // One that is past its time would not have kept a strict push away.
-            true => self.there.is_remembered(&self.there.keys().receipt(unit)?).await,
-            false => Ok(false),
+            Some(false) => {
+                if self.there.is_remembered(&self.there.keys().receipt(unit)?).await? {
+                    return Ok(true);
+                }
+            }
+            None => {}
         }
+        let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
+        Ok(work.is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours))
     }
 
     async fn tell_dead(
