@@ -131,10 +131,12 @@ impl Node {
 
     fn push(&self, from: usize, count: usize) {
         let mut command = self.command(&["queue", "push", "q", "-", "--bundle", "1"]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
         let lines: String = (from..from + count).map(|n| format!("{n}\n")).collect();
         child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-        assert!(child.wait().unwrap().success());
+        let done = child.wait_with_output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     }
 
     fn said(&self) -> PathBuf {

@@ -206,8 +206,19 @@ impl Replica {
                 }
                 // What is here may be nothing, or old, from before the queue was strict: nobody works on
                 // it before it was compared.
-                self.down(name).await?;
-                self.queue(name).await
+                loop {
+                    match self.down(name).await {
+                        // Another process of this node is at it: what it does is as good.
+                        Err(error) if error.kind() == ErrorKind::Held => {
+                            let queue = self.queue(name).await?;
+                            if queue.as_ref().is_some_and(|q| q.settings().mode == Mode::Relaxed) {
+                                return Ok(queue);
+                            }
+                        }
+                        Err(error) => return Err(error),
+                        Ok(_) => return self.queue(name).await,
+                    }
+                }
             }
             Some(there) => {
                 // It was relaxed once: who opens the replica next must know that it is not any more.

@@ -185,3 +185,21 @@ async fn what_is_past_its_time_is_forgotten_but_counted() {
     };
     clock.pass(test).await;
 }
+
+/// Whoever comes while another process of its node fetches everything for the first time gets the queue
+/// all the same.
+#[tokio::test]
+async fn nobody_is_turned_away_by_a_sync_of_its_own_node() {
+    use leasehold::lock::{Lock, LockSettings};
+    let bucket = Bucket::memory();
+    bucket.queue().await;
+    let root = tempfile::tempdir().unwrap();
+    let replica = Replica::open(&directory(&root), &bucket.client(), "a").await.unwrap();
+    let settings =
+        LockSettings { ttl: Duration::from_secs(60), ..LockSettings::of(replica.local().kind()) };
+    let lock = Lock::at(replica.local(), key("sync/sync.lock"), "another", settings).unwrap();
+    let guard = lock.acquire().await.unwrap();
+    let queue = replica.choose("q").await.unwrap().unwrap();
+    assert!(queue.settings().replica);
+    guard.release().await.unwrap();
+}
