@@ -256,8 +256,22 @@ impl Queue {
         if remembers && self.is_remembered(receipt).await? {
             return Ok(Stored::Completed);
         }
-        let write = Write::when(When::Absent, proof).durability(self.durability());
-        let Some(version) = wrote(store.put(key, task.to_bytes().into(), write).await?)? else {
+        let unit = Unit::Task(task.id.clone());
+        let is_pending = *key == self.keys().part(&unit, Part::Work)?;
+        let mut met = false;
+        let version = loop {
+            let write = Write::when(When::Absent, proof).durability(self.durability());
+            if let Some(version) = wrote(store.put(key, task.to_bytes().into(), write).await?)? {
+                break version;
+            }
+            // Done or given up, and whoever did that has yet to clean up: nobody does it once more.
+            if is_pending
+                && chosen
+                && !std::mem::replace(&mut met, true)
+                && self.is_over(&unit).await?
+            {
+                continue;
+            }
             let there = store.get(key).await?.map(|object| {
                 Task::parse(&object.body, &task.id, object.meta.version.as_str()).incarnation
             });

@@ -212,6 +212,24 @@ async fn row_23_a_half_done_dead_letter_does_not_delete_the_retry() {
 }
 
 #[tokio::test]
+async fn a_push_is_not_taken_for_what_was_given_up_and_not_cleaned_up() {
+    for place in everywhere("given-up") {
+        let queue = queue(&place).await;
+        push(&queue, "t").await;
+        let b = next(&queue.worker("b")).await;
+        let old = body(&queue, TASK).await;
+        b.fail("broken").await.unwrap();
+        // As if B had died before it deleted the task.
+        write(&queue, TASK, old).await;
+        let pushed = queue.push(NewTask::text("new").id("t")).await.unwrap();
+        assert_eq!(pushed.outcome, Outcome::New, "{}", place.name);
+        let task = next(&queue.worker("w")).await;
+        assert_eq!(task.text(), "new");
+        task.ack().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn row_24_a_living_lease_is_not_swept_and_a_dead_one_without_a_task_is() {
     for place in everywhere("row24") {
         let queue = queue(&place).await;
