@@ -352,16 +352,15 @@ impl Pair<'_> {
     /// Whether the bucket has another push of this task, or a receipt of one that still stands for it.
     async fn is_pushed_by_others(&self, unit: &Unit, ours: &str) -> Result<bool> {
         let theirs = self.there.receipt_of(unit).await?;
-        match theirs.map(|theirs| theirs.incarnation == ours) {
+        if let Some(theirs) = theirs {
             // Told before, by a sync that was cut off, and pushed again since.
-            Some(true) => return Ok(false),
-            // One that is past its time would not have kept a strict push away.
-            Some(false) => {
-                if self.there.is_remembered(&self.there.keys().receipt(unit)?).await? {
-                    return Ok(true);
-                }
+            if theirs.incarnation == ours {
+                return Ok(false);
             }
-            None => {}
+            // One that is past its time would not have kept a strict push away.
+            if self.there.is_remembered(&self.there.keys().receipt(unit)?).await? {
+                return Ok(true);
+            }
         }
         let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
         Ok(work.is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours))
