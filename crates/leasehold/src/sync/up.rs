@@ -7,7 +7,7 @@
 use futures::StreamExt as _;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::lease::Lease;
-use leasehold_protocol::format::outbox::{Entry, Intent, state_hash, unit_hash};
+use leasehold_protocol::format::outbox::{Entry, Intent, Writer, state_hash, unit_hash};
 use leasehold_protocol::format::task::{self as format, DeadLetter, Receipt};
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::{Judgement, Seen, Why};
@@ -217,6 +217,12 @@ impl Pair<'_> {
         let mut up = Up::default();
         let Some((before, version)) = self.outbox.entry(unit).await? else { return Ok(up) };
         let mut entry = before.clone();
+        // Before the look: whoever ends after it may have done what it announced in between.
+        let writers = before.writers.iter().enumerate();
+        let gone: Vec<Writer> = writers
+            .filter(|(n, _)| self.outbox.is_gone(&before, *n))
+            .map(|(_, writer)| writer.clone())
+            .collect();
         let mut view = self.look(unit, &entry).await?;
         decide::forget_seen(&mut entry, &view.local);
         view.shown = (entry.writers != before.writers).then(|| entry.clone());
@@ -268,7 +274,8 @@ impl Pair<'_> {
             let key = self.there.keys().part(unit, Part::Work)?;
             up.seen.push((unit_hash(key.as_str()), UNSEEN));
         }
-        let settled = decide::is_settled(&entry, &view.local, |n| self.outbox.is_gone(&entry, n));
+        let is_gone = |n: usize| entry.writers.get(n).is_some_and(|writer| gone.contains(writer));
+        let settled = decide::is_settled(&entry, &view.local, is_gone);
         let written = match view.entry {
             Some(version) if settled => self.outbox.remove(unit, &version).await?,
             Some(_) if entry == before => true,
