@@ -141,6 +141,11 @@ impl Entry {
     /// Notes which push it is about from now on. An earlier one that was not told of yet is kept: it
     /// may have been given up here, and be pending in the bucket still.
     pub fn name(&mut self, incarnation: &str, origin: Option<&str>) {
+        // Whoever has it, or had the one before, has seen it: the replica may not show it much longer.
+        let shown = [incarnation.to_owned(), self.incarnation.clone()];
+        let push =
+            |writer: &Writer| writer.intent == Intent::Push && !writer.incarnation.is_empty();
+        self.writers.retain(|writer| !(push(writer) && shown.contains(&writer.incarnation)));
         if self.incarnation != incarnation {
             let earlier = std::mem::replace(&mut self.incarnation, incarnation.to_owned());
             if !earlier.is_empty() && !self.earlier.contains(&earlier) {

@@ -80,6 +80,15 @@ impl QueueCheck {
         {
             self.replicas.syncing.insert(applied.life.pid(), state.now);
         }
+        if let Some((_, mark)) = key.rsplit_once('~')
+            && key.contains("/duplicates/")
+            && applied.before.is_none()
+            && let Some(about) = self.replicas.done.get(&(disk, mark.to_owned()))
+            && self.stands(state, about, mark)
+        {
+            let about = short(about);
+            return Err(format!("a completion of push {about} is recorded, and counted in vain"));
+        }
         match key.contains("/aside/") {
             true => self.aside(applied),
             false => Ok(()),
@@ -242,8 +251,8 @@ impl QueueCheck {
         })
     }
 
-    /// Once everything has come to rest: every completion is recorded in the bucket, or counted as one
-    /// that came second, and never both.
+    /// Once everything has come to rest: every completion was recorded in the bucket, or is counted as
+    /// one that came second.
     ///
     /// Of what somebody removed, or what lost its name to another before the bucket heard of it, or whose
     /// receipt gave way to a later push's, it does not matter.
@@ -260,21 +269,13 @@ impl QueueCheck {
             let mut known = BTreeSet::new();
             for ((_, mark), about) in ours {
                 known.insert(mark.clone());
-                let (first, counted) = (self.recorded.contains(mark), marks.contains(mark));
-                let push = self.pushes.get(about);
-                let matters = match first {
-                    true => push.is_some_and(|push| self.stands(state, push, mark)),
-                    false => {
-                        let gave_way = self.replicas.outdone.contains(mark);
-                        !gave_way && push.is_some_and(|push| !push.removed)
-                    }
-                };
-                if first == counted && matters {
-                    let what = match first {
-                        true => "is recorded, and counted as a duplicate",
-                        false => "is neither recorded nor counted as a duplicate",
-                    };
-                    return Err(format!("disk {n}: a completion of push {} {what}", short(about)));
+                let gave_way = self.replicas.outdone.contains(mark);
+                let matters = !gave_way && self.pushes.get(about).is_some_and(|push| !push.removed);
+                if !self.recorded.contains(mark) && !marks.contains(mark) && matters {
+                    let about = short(about);
+                    return Err(format!(
+                        "disk {n}: a completion of push {about} is neither recorded nor counted"
+                    ));
                 }
             }
             let others = marks.difference(&known).count() as u64;
@@ -287,8 +288,9 @@ impl QueueCheck {
 }
 
 impl QueueCheck {
-    /// Whether the receipt that stands for a push's name has this mark.
-    fn stands(&self, state: &State, push: &Push, mark: &str) -> bool {
+    /// Whether the receipt that stands for a push has this mark.
+    fn stands(&self, state: &State, push: &str, mark: &str) -> bool {
+        let Some(push) = self.pushes.get(push) else { return false };
         let key = format!("{}{}.json", self.keys.completed(), push.id);
         let mut there = state.objects.under(&key);
         let read = |stored: &Stored| Receipt::parse(&stored.body).ok();

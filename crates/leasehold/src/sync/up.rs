@@ -7,7 +7,7 @@
 use futures::StreamExt as _;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::lease::Lease;
-use leasehold_protocol::format::outbox::{Entry, Intent, state_hash, unit_hash};
+use leasehold_protocol::format::outbox::{Entry, Intent, Writer, state_hash, unit_hash};
 use leasehold_protocol::format::task::{self as format, DeadLetter, Receipt};
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::{Judgement, Seen, Why};
@@ -217,6 +217,12 @@ impl Pair<'_> {
         let mut up = Up::default();
         let Some((before, version)) = self.outbox.entry(unit).await? else { return Ok(up) };
         let mut entry = before.clone();
+        // Before the look: whoever ends after it may have done what it announced in between.
+        let writers = before.writers.iter().enumerate();
+        let gone: Vec<Writer> = writers
+            .filter(|(n, _)| self.outbox.is_gone(&before, *n))
+            .map(|(_, writer)| writer.clone())
+            .collect();
         let mut view = self.look(unit, &entry).await?;
         decide::forget_seen(&mut entry, &view.local);
         view.shown = (entry.writers != before.writers).then(|| entry.clone());
@@ -268,7 +274,8 @@ impl Pair<'_> {
             let key = self.there.keys().part(unit, Part::Work)?;
             up.seen.push((unit_hash(key.as_str()), UNSEEN));
         }
-        let settled = decide::is_settled(&entry, &view.local, |n| self.outbox.is_gone(&entry, n));
+        let is_gone = |n: usize| entry.writers.get(n).is_some_and(|writer| gone.contains(writer));
+        let settled = decide::is_settled(&entry, &view.local, is_gone);
         let written = match view.entry {
             Some(version) if settled => self.outbox.remove(unit, &version).await?,
             Some(_) if entry == before => true,
@@ -352,16 +359,15 @@ impl Pair<'_> {
     /// Whether the bucket has another push of this task, or a receipt of one that still stands for it.
     async fn is_pushed_by_others(&self, unit: &Unit, ours: &str) -> Result<bool> {
         let theirs = self.there.receipt_of(unit).await?;
-        match theirs.map(|theirs| theirs.incarnation == ours) {
+        if let Some(theirs) = theirs {
             // Told before, by a sync that was cut off, and pushed again since.
-            Some(true) => return Ok(false),
-            // One that is past its time would not have kept a strict push away.
-            Some(false) => {
-                if self.there.is_remembered(&self.there.keys().receipt(unit)?).await? {
-                    return Ok(true);
-                }
+            if theirs.incarnation == ours {
+                return Ok(false);
             }
-            None => {}
+            // One that is past its time would not have kept a strict push away.
+            if self.there.is_remembered(&self.there.keys().receipt(unit)?).await? {
+                return Ok(true);
+            }
         }
         let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
         Ok(work.is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours))
