@@ -15,6 +15,12 @@ mod workers;
 
 pub use index_child::{Options as ChildOptions, run as child};
 
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+
 use crate::chart::Chart;
 use crate::report::thousands;
 use crate::rig::Rig;
@@ -46,4 +52,12 @@ fn left_out(rig: &Rig, all: &[usize], chart: &mut Chart) {
         let words: Vec<String> = left.iter().map(|size| thousands(*size as f64)).collect();
         chart.note(format!("Not run: {} (--large runs them).", words.join(", ")));
     }
+}
+
+/// Waits until what was made is on disk, and until it is not of the last seconds any more: what is would be
+/// looked at more closely.
+fn settle(folder: &Path) -> Result<()> {
+    rustix::fs::syncfs(File::open(folder)?)?;
+    std::thread::sleep(Duration::from_secs(3));
+    Ok(())
 }

@@ -67,7 +67,7 @@ fn directory(runtime: &Runtime, folder: &Path, size: usize, chart: &mut Chart) -
     let micros = start.elapsed().as_secs_f64() * 1e6;
     add("push", micros, size, player::Receipt::of(&mut pusher)?);
     drop(pusher);
-    rustix::fs::syncfs(std::fs::File::open(folder)?)?;
+    super::settle(folder)?;
 
     // Each in a process that knows nothing yet. Acked, not given back: who meets somebody's lease
     // looks before it claims for a while.

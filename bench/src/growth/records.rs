@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::index_child::Work;
-use super::{left_out, sizes};
+use super::{left_out, settle, sizes};
 use crate::chart::{Bound, Chart, Cost, FLAT, LINEAR, LOGARITHMIC};
 use crate::index::data;
 use crate::report::Report;
@@ -23,8 +23,7 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
         eprintln!("  {size} records");
         let store = rig.path().join("growth-records");
         data::build(&runtime, &store, size as u64)?;
-        // What has changed in the last seconds would be looked at more closely.
-        std::thread::sleep(std::time::Duration::from_secs(3));
+        settle(&store)?;
         let keys = (0..50).map(|n| data::domain(n * 7919 % size as u64)).collect();
         let row = |n: u64| data::update(n * (size as u64 / UPDATES)).trim_end().to_owned();
         measure(

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{left_out, records, sizes};
+use super::{left_out, records, settle, sizes};
 use crate::chart::{Bound, Chart};
 use crate::index::data;
 use crate::report::Report;
@@ -27,7 +27,7 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
             index.compact().await?.into_result()?;
             anyhow::Ok(records)
         })?;
-        std::thread::sleep(std::time::Duration::from_secs(3));
+        settle(&path)?;
         let keys: Vec<String> =
             data::one_shard_keys()?.step_by((records / 60).max(1) as usize).take(50).collect();
         let row = |key: &String| format!("{key}\u{1f}new");

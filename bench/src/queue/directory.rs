@@ -9,7 +9,6 @@ use crate::report::{Report, Row, Target, Unit};
 use crate::rig::Rig;
 use crate::stats::median;
 
-const TASKS: usize = 10_000;
 /// How many loops claim, work and ack in each process.
 const LOOPS: usize = 4;
 const PUSH: &str = "create temporary (O_EXCL), write, rename; one thread";
@@ -46,25 +45,18 @@ fn rows(rig: &Rig, report: &mut Report, receipts: bool) -> Result<()> {
     let name = if receipts { "receipts" } else { "plain" };
     let arena = rig.arena(&format!("queue-{name}"))?;
     let mut ours = Ours::new(arena.store_path(), rig.runtime()?);
-    let mut drained = Vec::new();
+    let (mut drained, tasks) = (Vec::new(), rig.pick(10_000, 4_000));
     // Once is enough: they know no receipts.
     let peers = if receipts { Vec::new() } else { rig.peers(report, &PEERS.each_ref())? };
     for workers in WORKERS {
-        let plan = Plan {
-            tasks: TASKS,
-            workers,
-            loops: LOOPS,
-            pushers: 1,
-            bundle: 1,
-            receipts,
-            durable: false,
-        };
+        let plan =
+            Plan { tasks, workers, loops: LOOPS, pushers: 1, bundle: 1, receipts, durable: false };
         let runs = contest(pairs(rig), 2 + peers.len(), |at| {
             arena.settle()?;
             match at {
                 0 => ours.run(plan),
-                1 => floor::run(&arena.floor_path(), TASKS, workers, false),
-                _ => theirs(&peers[at - 2], arena.path(), TASKS, workers),
+                1 => floor::run(&arena.floor_path(), tasks, workers, false),
+                _ => theirs(&peers[at - 2], arena.path(), tasks, workers),
             }
         })?;
         let (push, drain) = runs[0].beside(&runs[1]);
