@@ -49,9 +49,9 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
 pub fn curves(chart: &mut Chart, warm_lookup: Bound) {
     for cost in [Cost::Time, Cost::Requests, Cost::Memory] {
         let (warm, cold, compact) = match cost {
-            Cost::Time => (warm_lookup, LINEAR, LINEAR),
+            Cost::Time => (warm_lookup, LOGARITHMIC, LINEAR),
             // What is kept of shards, up to the cache's limit; the compilers' own limit.
-            Cost::Memory => (Bound::Value(300.0), Bound::Value(300.0), Bound::Value(64.0)),
+            Cost::Memory => (Bound::Value(300.0), FLAT, Bound::Value(64.0)),
             _ => (FLAT, FLAT, FLAT),
         };
         chart.curve("lookup, warm", cost, warm);
