@@ -77,7 +77,7 @@ fn what_may_happen_is_no_violation() {
 fn relaxed_mode_keeps_its_word() {
     let seeds = [
         1, 8, 11, 34, 42, 277, 380, 399, 443, 448, 449, 970, 1318, 3648, 4578, 6034, 6133, 7981,
-        12_563,
+        12_563, 40_670, 5_105_708,
     ];
     let options = Options { scenario: Some(Scenario::Sync), ..Options::default() };
     for seed in seeds {

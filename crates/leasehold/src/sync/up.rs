@@ -82,7 +82,7 @@ pub(super) struct View {
     pub letter: Option<(DeadLetter, Version)>,
     /// The version of the entry, unless something was noted since.
     entry: Option<Version>,
-    /// The entry without what it announced and the replica shows, where that is not written down yet.
+    /// The entry without what it announced and the replica shows, until that is written down.
     shown: Option<Entry>,
 }
 
@@ -225,7 +225,7 @@ impl Pair<'_> {
             .collect();
         let mut view = self.look(unit, &entry).await?;
         decide::forget_seen(&mut entry, &view.local);
-        view.shown = (entry.writers != before.writers).then(|| entry.clone());
+        view.shown = Some(entry.clone());
         view.entry = Some(version);
         if decide::owes_letter(&entry, &view.local) {
             let untold = entry.untold;
@@ -252,10 +252,13 @@ impl Pair<'_> {
             Some(End::Dead) => self.tell_dead(unit, &mut entry, &mut view, &mut up).await?,
             None => {}
         }
+        // Promoted while we looked, and in neither place when we did: it is told of next time.
+        let mut owed = false;
         if tale.push && !self.tell_push(unit, &mut entry, &mut view, &mut up).await? {
             // It is somebody else's task by now.
             self.drop_local(unit, &mut view).await?;
         } else {
+            owed = tale.push && entry.untold;
             match tale.lease {
                 Some(TellLease::Hold) => {
                     self.tell_hold(unit, &mut entry, &mut view, &mut up).await?
@@ -275,7 +278,7 @@ impl Pair<'_> {
             up.seen.push((unit_hash(key.as_str()), UNSEEN));
         }
         let is_gone = |n: usize| entry.writers.get(n).is_some_and(|writer| gone.contains(writer));
-        let settled = decide::is_settled(&entry, &view.local, is_gone);
+        let settled = !owed && decide::is_settled(&entry, &view.local, is_gone);
         let written = match view.entry {
             Some(version) if settled => self.outbox.remove(unit, &version).await?,
             Some(_) if entry == before => true,
@@ -542,7 +545,7 @@ impl Pair<'_> {
                     (None, Some((time, object))) => {
                         (keys.scheduled_at(*time, id)?, &object.body[..], &object.meta.version)
                     }
-                    // Promoted and done while we looked: noted again, and told of next time.
+                    // Promoted while we looked: told of next time.
                     (None, None) => return Ok(true),
                 };
                 let task = format::Task {
