@@ -8,7 +8,7 @@
 //!
 //! A listing that is minutes old does no harm: it only decides what is *tried*.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use leasehold_protocol::cas::Version;
@@ -93,6 +93,9 @@ pub(super) struct Finder {
     dry: bool,
     /// Which parts the queue had, and when that was.
     overview: Option<(Overview, BootTime)>,
+    /// What we took since names were read last: they are still there while we do it, and would look
+    /// like somebody else's.
+    taken: HashSet<Unit>,
     /// Leases that were looked into: not again before this, while they stay in this version.
     looked: HashMap<Unit, Looked>,
     /// Where a listing that found nothing in many pages goes on, by prefix.
@@ -176,6 +179,7 @@ impl Finder {
             barren: 0,
             dry: false,
             overview: None,
+            taken: HashSet::new(),
             looked: HashMap::new(),
             resume: HashMap::new(),
             depth: Depth::default(),
@@ -199,6 +203,9 @@ impl Finder {
     pub fn tried(&mut self, unit: &Unit, tried: &Tried) {
         match tried {
             Tried::Task(_) | Tried::Bundle(_) => {
+                if self.by_name {
+                    self.taken.insert(unit.clone());
+                }
                 self.looked.remove(unit);
                 self.vain = 0;
                 self.fruitful = true;
@@ -364,6 +371,9 @@ impl Finder {
                 }
             }
         }
+        // Passed over once: by then it is done, or has a lease by which it is found, or was pushed again.
+        let taken = std::mem::take(&mut self.taken);
+        units.retain(|unit| !taken.contains(unit));
         if units.is_empty() {
             return Ok(false);
         }
