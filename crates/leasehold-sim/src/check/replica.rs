@@ -10,6 +10,7 @@ use leasehold::queue::{Outcome, Pushed};
 
 use super::queue::{Push, QueueCheck, incarnation, short};
 use super::{Applied, Verdict};
+use crate::disk::Disk;
 use crate::objects::Stored;
 use crate::world::{DiskId, Life, Micros, State};
 
@@ -33,6 +34,8 @@ pub struct Replicas {
     outdone: BTreeSet<String>,
     /// Since when a process has its sync's lock.
     syncing: BTreeMap<u32, Micros>,
+    /// The duplicates that were ever noted on a disk, and how many tasks each is: old ones become a number.
+    noted: BTreeMap<DiskId, BTreeMap<String, u64>>,
     /// How many tasks on a disk may have come to an end in vain: it began, and nobody was told to be first.
     vain: BTreeMap<DiskId, u64>,
 }
@@ -79,6 +82,11 @@ impl QueueCheck {
             && !same_lease(applied.before.as_ref(), after)
         {
             self.replicas.syncing.insert(applied.life.pid(), state.now);
+        }
+        if let Ok(sync) = SyncKeys::new(QUEUE)
+            && let Some(tasks) = sync.parse_duplicate(key)
+        {
+            self.replicas.noted.entry(disk).or_default().insert(key.to_owned(), tasks);
         }
         if let Some((_, mark)) = key.rsplit_once('~')
             && key.contains("/duplicates/")
@@ -259,12 +267,15 @@ impl QueueCheck {
     pub fn counted(&self, state: &State) -> Verdict {
         let Ok(sync) = SyncKeys::new(QUEUE) else { return Ok(()) };
         for (n, disk) in state.disks.iter().enumerate() {
-            let prefix = sync.duplicates();
-            let marks: BTreeSet<String> = disk
-                .objects
-                .under(&prefix)
-                .filter_map(|(key, _)| Some(key.as_str().rsplit_once('~')?.1.to_owned()))
-                .collect();
+            let noted = self.replicas.noted.get(&n).cloned().unwrap_or_default();
+            let mark = |key: &String| Some(key.rsplit_once('~')?.1.to_owned());
+            let marks: BTreeSet<String> = noted.keys().filter_map(mark).collect();
+            let (shown, all) = (shown_duplicates(disk, &sync), noted.values().sum::<u64>());
+            if shown != all {
+                return Err(format!(
+                    "disk {n}: {all} duplicates were noted, and {shown} are shown"
+                ));
+            }
             let ours = self.replicas.done.iter().filter(|((disk, _), _)| *disk == n);
             let mut known = BTreeSet::new();
             for ((_, mark), about) in ours {
@@ -285,6 +296,20 @@ impl QueueCheck {
         }
         Ok(())
     }
+}
+
+/// What a replica's status tells: those that stand there, and the number of those that did.
+fn shown_duplicates(disk: &Disk, sync: &SyncKeys) -> u64 {
+    let state = sync.state().ok().and_then(|key| disk.objects.get(&key));
+    let state =
+        state.and_then(|state| serde_json::from_slice::<serde_json::Value>(&state.body).ok());
+    let state = state.unwrap_or_default();
+    let forgetting = state["forgetting"].as_array().cloned().unwrap_or_default();
+    let prefix = sync.duplicates();
+    let stands = disk.objects.under(&prefix).map(|(key, _)| key.as_str());
+    let stands = stands.filter(|key| !forgetting.iter().any(|old| old == key));
+    let stands: u64 = stands.filter_map(|key| sync.parse_duplicate(key)).sum();
+    stands + state["old_duplicates"].as_u64().unwrap_or(0)
 }
 
 impl QueueCheck {

@@ -17,7 +17,7 @@ use leasehold_protocol::key::Key;
 
 use super::Store;
 use super::settle::{Attempts, retrying};
-use super::types::{Durability, Meta, Object, Put, Unknown};
+use super::types::{Meta, Object, Put, Unknown, Write};
 use crate::{Error, ErrorKind, Result};
 
 /// What is read or sent at once.
@@ -163,19 +163,17 @@ impl Store {
         Ok(source.map(|source| Box::new(Persistent { source, store: self.clone() }) as _))
     }
 
-    /// Writes an object from a file if `when` holds; its bytes are its proof. One PUT, or one per
-    /// [`PIECE`] and two more.
-    pub async fn put_file(
-        &self,
-        key: &Key,
-        body: &FileBody,
-        when: When,
-        durability: Durability,
-    ) -> Result<Put> {
+    /// Writes an object from a file; its bytes are its proof. One PUT, or one per [`PIECE`] and two
+    /// more.
+    pub async fn put_file(&self, key: &Key, body: &FileBody, write: Write) -> Result<Put> {
         self.may_write().await?;
+        let Write { when, durability, .. } = write.clone();
         let mut attempts = Attempts::new(self.driver());
         let mut doubt: Option<Error> = None;
         loop {
+            if write.is_late(self.env()) {
+                return write.too_late(key, doubt);
+            }
             match self.backend().put_file(key, body, &when, durability).await {
                 Ok(put @ (Put::Stored(_) | Put::Unknown(Unknown::NotFlushed(_)))) => {
                     return Ok(put);

@@ -30,6 +30,9 @@ impl<'a> Driver<'a> {
         let mut attempts = Attempts::new(*self);
         let mut doubt = None;
         loop {
+            if write.is_late(self.env) {
+                return write.too_late(key, doubt);
+            }
             // Whether the pause before another sending has been made.
             let mut paused = false;
             match self.backend.put(key, body.clone(), &write.when, write.durability).await {

@@ -6,6 +6,7 @@ use leasehold_protocol::key::{self, Key};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 
+use crate::env::{BootTime, Env};
 use crate::{Error, Result};
 
 /// What a store tells of an object.
@@ -119,6 +120,8 @@ pub struct Write {
     pub(crate) when: When,
     pub(crate) proof: Proof,
     pub(crate) durability: Durability,
+    /// Not to be sent after this.
+    pub(crate) until: Option<BootTime>,
 }
 
 impl Write {
@@ -130,7 +133,7 @@ impl Write {
     /// Applies only in this state of the object; `proof` is how the write is recognised should its
     /// answer be lost. Durable.
     pub fn when(when: When, proof: Proof) -> Self {
-        Self { when, proof, durability: Durability::Durable }
+        Self { when, proof, durability: Durability::Durable, until: None }
     }
 
     /// The same with another durability.
@@ -138,6 +141,26 @@ impl Write {
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
+    }
+
+    /// The same, but neither sent nor sent again after this moment: for what is computed from an object
+    /// that may by then have become the same again, byte by byte, and mean something else.
+    #[must_use]
+    pub fn until(mut self, until: BootTime) -> Self {
+        self.until = Some(until);
+        self
+    }
+
+    pub(crate) fn is_late(&self, env: &Env) -> bool {
+        self.until.is_some_and(|until| env.clock().boot() > until)
+    }
+
+    /// What becomes of it then: nothing, or nobody knows if it was sent before.
+    pub(crate) fn too_late(&self, key: &Key, doubt: Option<Error>) -> Result<Put> {
+        match doubt {
+            None => Err(Error::unavailable("too much time has passed to write this").at(key)),
+            Some(doubt) => Ok(Put::Unknown(Unknown::NoAnswer(doubt))),
+        }
     }
 }
 

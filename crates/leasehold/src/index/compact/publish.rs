@@ -62,16 +62,15 @@ impl Index {
                 let first = mutant::is(Mutant::FirstShardWrite) && new.seen.is_none();
                 let when = if new.blind || first { When::Any } else { when };
                 let held = new.tenure.is_some();
-                let New { seen, tally, spool, current, last, schema, .. } = new;
+                let New { seen, tally, spool, current, last, schema, started, .. } = new;
                 let len = spool.len();
                 (done.bytes, done.created) = (len, seen.is_none());
+                // Once what it says was purged, the shard may be what we have read again.
+                let write = Write::when(when, Proof::Bytes).until(started.plus(PUBLISH_WITHIN));
                 let put = match spool.finish() {
-                    Spooled::Memory(bytes) => {
-                        store.put(&key, bytes.into(), Write::when(when, Proof::Bytes)).await?
-                    }
+                    Spooled::Memory(bytes) => store.put(&key, bytes.into(), write).await?,
                     Spooled::File(file) => {
-                        let body = FileBody::new(file)?;
-                        store.put_file(&key, &body, when, Durability::Durable).await?
+                        store.put_file(&key, &FileBody::new(file)?, write).await?
                     }
                 };
                 match put {
