@@ -71,6 +71,14 @@ fn what_may_happen_is_no_violation() {
     }
 }
 
+/// Seed 5203655: a compiler that was stopped for hours sent its shard once more, because what it had read was
+/// there again, byte by byte: what it brought back had been purged meanwhile.
+#[test]
+fn a_shard_is_not_written_again_after_hours() {
+    let options = Options { scenario: Some(Scenario::Purge), ..Options::default() };
+    hold(5_203_655..5_203_656, &options);
+}
+
 /// Seeds at which relaxed mode once lost a push, brought one back, or left something behind for ever:
 /// `docs/proof.md` says what happened at each.
 #[test]
