@@ -126,8 +126,9 @@ impl Queue {
                 }
             },
         };
-        // Back after its receipt, which we have seen: a request was under way for long.
-        let back = self.0.lately.knows(&task.incarnation);
+        // Back after its receipt, which we have seen: a request was under way for long. In a replica nothing
+        // is for long, and what the bucket has again is taken from it by whoever does it once more.
+        let back = self.outbox().is_none() && self.0.lately.knows(&task.incarnation);
         if back || self.is_done_in_bundle(&task.id).await? {
             self.delete_work(&self.keys().part(unit, Part::Work)?, &version).await?;
             tenure.remove().await?;
@@ -203,10 +204,6 @@ impl Queue {
         match decide::met(&incarnation, receipt.as_deref(), letter.as_deref()) {
             Met::Open => Ok(false),
             Met::Over => {
-                // Another of our jobs may have asked before it was written, and still be waiting.
-                if receipt.as_deref() == Some(&*incarnation) {
-                    self.0.lately.completed(&incarnation);
-                }
                 // What others wrote must be on disk before we delete on the strength of it.
                 let records = [self.keys().receipt(unit)?, self.keys().dead_letter(&unit.name())?];
                 self.store().persist(&records).await?;
@@ -325,7 +322,12 @@ impl Queue {
         let key = self.keys().receipt(unit)?;
         let Some(object) = self.store().get(&key).await? else { return Ok(None) };
         match Receipt::parse(&object.body) {
-            Ok(receipt) => Ok(Some(receipt)),
+            Ok(receipt) => {
+                // At once: another of our jobs may have asked before it was written, and be about to
+                // begin.
+                self.0.lately.completed(&receipt.incarnation);
+                Ok(Some(receipt))
+            }
             Err(error) => {
                 tracing::warn!(%key, %error, "a receipt cannot be read");
                 Ok(None)
