@@ -130,6 +130,10 @@ impl Queue {
         // is for long, and what the bucket has again is taken from it by whoever does it once more.
         let back = self.outbox().is_none() && self.0.lately.knows(&task.incarnation);
         if back || self.is_done_in_bundle(&task.id).await? {
+            if back {
+                // Seen is not yet on disk: a power loss must not take the receipt, and leave the delete.
+                self.store().persist(&[self.keys().receipt(unit)?]).await?;
+            }
             self.delete_work(&self.keys().part(unit, Part::Work)?, &version).await?;
             tenure.remove().await?;
             return Ok(Tried::Over);
