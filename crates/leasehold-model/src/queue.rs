@@ -167,6 +167,8 @@ impl Body for Stored {
                 retries: 0,
                 result: None,
                 results: None,
+                replaced: Vec::new(),
+                copied: false,
                 nonce: name(*nonce),
             }
             .to_bytes(),

@@ -123,7 +123,24 @@ pub struct Receipt {
     /// What came out of each task of a bundle; `null` for those that left it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub results: Option<Vec<Option<Json>>>,
+    /// Those of other pushes whose place it took, where it cannot be told which push came first. They
+    /// were recorded all the same, and are not recorded again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replaced: Vec<Replaced>,
+    /// In a node's replica: it came from the bucket, and the bucket need not be told.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copied: bool,
     /// Marks the write of this record.
+    #[serde(default)]
+    pub nonce: String,
+}
+
+/// A receipt whose place another took.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replaced {
+    /// Which push it was about.
+    pub incarnation: String,
+    /// The mark of its write.
     #[serde(default)]
     pub nonce: String,
 }
@@ -132,6 +149,27 @@ impl Receipt {
     /// The receipt in these bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, RecordError> {
         serde_json::from_slice(bytes).map_err(|error| RecordError(error.to_string()))
+    }
+
+    /// Whether it says that this push is done.
+    pub fn is_about(&self, incarnation: &str) -> bool {
+        self.pushes().any(|done| done == incarnation)
+    }
+
+    /// Which push it is about: this one, if that is among them.
+    pub fn about<'a>(&'a self, ours: &'a str) -> &'a str {
+        if self.is_about(ours) { ours } else { &self.incarnation }
+    }
+
+    /// The pushes that are done by what it says.
+    pub fn pushes(&self) -> impl Iterator<Item = &str> {
+        let replaced = self.replaced.iter().map(|replaced| replaced.incarnation.as_str());
+        std::iter::once(self.incarnation.as_str()).chain(replaced)
+    }
+
+    /// Whether the receipt with this mark was recorded, as it or before it.
+    pub fn has_recorded(&self, nonce: &str) -> bool {
+        self.nonce == nonce || self.replaced.iter().any(|replaced| replaced.nonce == nonce)
     }
 
     /// Its bytes.

@@ -23,7 +23,7 @@ use serde_json::Value;
 use crate::backoff::full_jitter;
 use crate::format::lease::Lease;
 use crate::format::queue::QueueSettings;
-use crate::format::task::{DeadLetter, Failure, Receipt, Task};
+use crate::format::task::{DeadLetter, Failure, Receipt, Replaced, Task};
 use crate::lease::{Judgement, SLACK, Seen, Why};
 use crate::time::StoreTime;
 
@@ -32,6 +32,9 @@ pub use discover::{Standing, order};
 /// How many of a task's errors are kept, and how much of each.
 const ERRORS: usize = 10;
 const ERROR_BYTES: usize = 2000;
+
+/// How many receipts a receipt names whose place it took: each is of a push within [`SLACK`] of its own.
+const REPLACED: usize = 16;
 
 /// What a task has been through: kept in its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -228,12 +231,26 @@ pub fn gives_way(there: Option<StoreTime>, ours: Option<StoreTime>) -> bool {
     there.zip(ours).is_none_or(|(there, ours)| there <= ours.plus(SLACK))
 }
 
+/// Notes in our receipt which one it is about to take the place of, if that could take it back: where
+/// the two are so close that each gives way to the other, both would be recorded again and again.
+pub fn replace(ours: &mut Receipt, there: &Receipt) {
+    if !gives_way(ours.pushed_at, there.pushed_at) {
+        return;
+    }
+    let it = Replaced { incarnation: there.incarnation.clone(), nonce: there.nonce.clone() };
+    for replaced in there.replaced.iter().chain(std::iter::once(&it)) {
+        if !ours.replaced.contains(replaced) && ours.replaced.len() < REPLACED {
+            ours.replaced.push(replaced.clone());
+        }
+    }
+}
+
 /// Whether a dead letter is out of date: its task was completed after all, in the very push that it is
 /// about or in a later one. A retry writes the task and then removes the letter, so one whose process
 /// died in between leaves a letter that must not be retried again once that push is completed.
 pub fn is_outdated(letter: &DeadLetter, receipt: &Receipt) -> bool {
     let pushes = letter.task.pushed_at.zip(receipt.pushed_at);
-    receipt.incarnation == letter.task.incarnation
+    receipt.is_about(&letter.task.incarnation)
         || pushes.is_some_and(|(given_up, completed)| completed > given_up)
 }
 

@@ -180,6 +180,49 @@ proptest! {
     }
 }
 
+fn receipt(incarnation: &str, pushed_at: Option<StoreTime>) -> Receipt {
+    Receipt {
+        id: "t".into(),
+        incarnation: incarnation.into(),
+        worker: "w".into(),
+        token: 1,
+        pushed_at,
+        started_at: None,
+        completed_at: StoreTime::from_micros(0),
+        retries: 0,
+        result: None,
+        results: None,
+        replaced: Vec::new(),
+        copied: false,
+        nonce: format!("{incarnation}'s"),
+    }
+}
+
+#[test]
+fn a_receipt_names_those_that_could_take_its_place_back() {
+    let at = |seconds| Some(at(seconds));
+    let (first, mut second) = (receipt("first", at(10)), receipt("second", at(11)));
+    replace(&mut second, &first);
+    replace(&mut second, &first);
+    assert_eq!(second.pushes().collect::<Vec<_>>(), ["second", "first"]);
+    assert!(second.is_about("first") && second.has_recorded("first's"));
+    assert_eq!((second.about("first"), second.about("other")), ("first", "second"));
+    // And those that these had named.
+    let mut third = receipt("third", at(12));
+    replace(&mut third, &second);
+    assert!(third.is_about("first") && third.is_about("second"));
+    assert_eq!(Receipt::parse(&third.to_bytes()).unwrap().replaced, third.replaced);
+    // One that is clearly older cannot come back.
+    let mut late = receipt("late", at(100));
+    replace(&mut late, &third);
+    assert!(late.replaced.is_empty());
+    // However many there are.
+    for n in 0..100 {
+        replace(&mut third, &receipt(&n.to_string(), at(12)));
+    }
+    assert!(third.replaced.len() < 20);
+}
+
 #[test]
 fn a_dead_letter_is_out_of_date_once_its_task_is_completed() {
     let at = |seconds| Some(at(seconds));
@@ -192,20 +235,10 @@ fn a_dead_letter_is_out_of_date_once_its_task_is_completed() {
         errors: Vec::new(),
         nonce: String::new(),
     };
-    let receipt = |incarnation: &str, pushed_at| Receipt {
-        id: "t".into(),
-        incarnation: incarnation.into(),
-        worker: "w".into(),
-        token: 1,
-        pushed_at,
-        started_at: None,
-        completed_at: StoreTime::from_micros(0),
-        retries: 0,
-        result: None,
-        results: None,
-        nonce: String::new(),
-    };
     // The very push, or a later one.
+    let mut two = receipt("two", at(10));
+    replace(&mut two, &receipt("one", at(10)));
+    assert!(is_outdated(&letter(at(10)), &two));
     assert!(is_outdated(&letter(at(10)), &receipt("one", at(10))));
     assert!(is_outdated(&letter(None), &receipt("one", None)));
     assert!(is_outdated(&letter(at(10)), &receipt("two", at(11))));

@@ -2,11 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leasehold::StoreTime;
 use leasehold::protocol::format::lease::Lease;
 use leasehold::protocol::format::task::{Bundle, DeadLetter, Receipt, Task, bundle_task};
 use leasehold::protocol::layout::queue::{Part, QueueKeys, Unit};
-use leasehold::protocol::lease::SLACK;
 use leasehold::queue::Acked;
 
 use super::replica::Replicas;
@@ -246,21 +244,11 @@ impl QueueCheck {
         let Some(after) = &applied.after else { return Ok(()) };
         let receipt = Receipt::parse(&after.body).map_err(|error| error.to_string())?;
         self.recorded.insert(receipt.nonce.clone());
+        if applied.late || !state.lives(applied.life) {
+            self.replicas.came_late(&receipt.nonce);
+        }
         let push = self.pushes.entry(receipt.incarnation.clone()).or_default();
         if let Some((nonce, worker, token, _)) = &push.receipt {
-            // Known, and in docs/proof.md: two pushes of one name within two seconds, each delivered once
-            // more after both were done; or done on two machines.
-            let relaxed = state.nodes[applied.life.node].disk.is_some();
-            let there = applied.before.as_ref().and_then(|b| Receipt::parse(&b.body).ok());
-            let times = there.and_then(|there| there.pushed_at.zip(receipt.pushed_at));
-            let tied = |(there, ours): (StoreTime, StoreTime)| {
-                there.since(ours) <= SLACK && ours.since(there) <= SLACK
-            };
-            if (push.late || relaxed) && times.is_some_and(tied) {
-                push.first = false;
-                push.receipt = Some((receipt.nonce, receipt.worker, receipt.token, state.now));
-                return Ok(());
-            }
             return match *nonce == receipt.nonce {
                 true => Ok(()),
                 false => Err(format!(

@@ -32,6 +32,9 @@ pub struct Replicas {
     pending: BTreeMap<(DiskId, String), BTreeSet<String>>,
     /// Marks of receipts that gave way on their disk to that of another push.
     outdone: BTreeSet<String>,
+    /// Marks of receipts that reached the bucket after those who had sent them were gone, or had given up
+    /// waiting: another sync may have counted them in vain by then.
+    late: BTreeSet<String>,
     /// Since when a process has its sync's lock.
     syncing: BTreeMap<u32, Micros>,
     /// The duplicates that were ever noted on a disk, and how many tasks each is: old ones become a number.
@@ -44,6 +47,11 @@ impl Replicas {
     /// On which disk a push was made, if it was on one.
     pub fn born_on(&self, incarnation: &str) -> Option<DiskId> {
         self.born.get(incarnation).copied()
+    }
+
+    /// This receipt reached the bucket late.
+    pub fn came_late(&mut self, mark: &str) {
+        self.late.insert(mark.to_owned());
     }
 
     /// When a process began its present sync.
@@ -93,6 +101,7 @@ impl QueueCheck {
             && applied.before.is_none()
             && let Some(about) = self.replicas.done.get(&(disk, mark.to_owned()))
             && self.stands(state, about, mark)
+            && !self.replicas.late.contains(mark)
         {
             let about = short(about);
             return Err(format!("a completion of push {about} is recorded, and counted in vain"));

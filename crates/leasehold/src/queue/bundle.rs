@@ -266,6 +266,8 @@ impl Run {
             retries: history.tries(),
             result: None,
             results: results.iter().any(Option::is_some).then_some(results),
+            replaced: Vec::new(),
+            copied: false,
             nonce: String::new(),
         };
         queue.note_finish(unit, &bundle.incarnation, bundle.origin.as_deref()).await?;

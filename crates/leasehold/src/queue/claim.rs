@@ -189,7 +189,7 @@ impl Queue {
     /// Whether a task was completed or given up in its present incarnation. If so, and it still
     /// stands there, it is removed.
     pub(super) async fn is_over(&self, unit: &Unit) -> Result<bool> {
-        let receipt = self.receipt_of(unit).await?.map(|receipt| receipt.incarnation);
+        let receipt = self.receipt_of(unit).await?;
         let letter = match unit {
             Unit::Task(id) => self.dead_letter(id).await?.map(|letter| letter.task.incarnation),
             Unit::Bundle(..) => None,
@@ -205,7 +205,8 @@ impl Queue {
             Unit::Bundle(id, _) => format::Bundle::parse(&object.body, id)
                 .map_or_else(|_| version.as_str().to_owned(), |bundle| bundle.incarnation),
         };
-        match decide::met(&incarnation, receipt.as_deref(), letter.as_deref()) {
+        let receipt = receipt.as_ref().map(|receipt| receipt.about(&incarnation));
+        match decide::met(&incarnation, receipt, letter.as_deref()) {
             Met::Open => Ok(false),
             Met::Over => {
                 // What others wrote must be on disk before we delete on the strength of it.
@@ -234,6 +235,7 @@ impl Queue {
         proof: Proof,
     ) -> Result<Option<Receipt>> {
         let key = self.keys().receipt(unit)?;
+        let mut receipt = receipt.clone();
         let mut when = match mutant::is(Mutant::LateGhostPut) {
             true => When::Any,
             false => When::Absent,
@@ -247,17 +249,21 @@ impl Queue {
             when = match self.store().get(&key).await? {
                 None => When::Absent,
                 Some(object) => match Receipt::parse(&object.body) {
-                    Ok(there) if there.nonce == receipt.nonce => return Ok(None),
+                    Ok(there) if there.has_recorded(&receipt.nonce) => return Ok(None),
                     // The first counts. Of an earlier push, it gives way; of a later one, ours is out
                     // of date.
                     Ok(there)
-                        if there.incarnation == receipt.incarnation
+                        if there.is_about(&receipt.incarnation)
                             || !decide::gives_way(there.pushed_at, receipt.pushed_at) =>
                     {
                         self.store().persist(std::slice::from_ref(&key)).await?;
                         return Ok(Some(there));
                     }
-                    _ => When::Matches(object.meta.version),
+                    Ok(there) => {
+                        decide::replace(&mut receipt, &there);
+                        When::Matches(object.meta.version)
+                    }
+                    Err(_) => When::Matches(object.meta.version),
                 },
             };
         }
@@ -329,7 +335,9 @@ impl Queue {
             Ok(receipt) => {
                 // At once: another of our jobs may have asked before it was written, and be about to
                 // begin.
-                self.0.lately.completed(&receipt.incarnation);
+                for incarnation in receipt.pushes() {
+                    self.0.lately.completed(incarnation);
+                }
                 Ok(Some(receipt))
             }
             Err(error) => {

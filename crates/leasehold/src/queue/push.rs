@@ -402,17 +402,17 @@ impl Queue {
                 "this queue keeps no receipts: there is nothing to wait for",
             ));
         }
-        let about = |incarnation: &str| {
-            pushed.incarnation.as_deref().is_none_or(|pushed| pushed == incarnation)
-        };
+        let ours = pushed.incarnation.as_deref();
         let mut missing = 0;
         loop {
             let receipt = self.receipt(&pushed.id).await?;
-            if let Some(receipt) = receipt.filter(|receipt| about(&receipt.incarnation)) {
+            if let Some(receipt) = receipt.filter(|it| ours.is_none_or(|ours| it.is_about(ours))) {
                 return Ok(Ok(receipt));
             }
             let letter = self.dead_letter(&pushed.id).await?;
-            if let Some(letter) = letter.filter(|letter| about(&letter.task.incarnation)) {
+            if let Some(letter) =
+                letter.filter(|it| ours.is_none_or(|ours| it.task.incarnation == ours))
+            {
                 return Ok(Err(letter));
             }
             // Pending, or scheduled, or between the two: but not nowhere for long.

@@ -300,6 +300,8 @@ impl Held {
             retries: self.history.tries(),
             result,
             results: None,
+            replaced: Vec::new(),
+            copied: false,
             nonce: String::new(),
         };
         let recorded = match queue.is_done_in_bundle(&self.task.id).await {
@@ -393,7 +395,7 @@ impl Held {
         self.tenure.check()?;
         let queue = self.queue.clone();
         let receipt = queue.receipt_of(&self.unit).await?;
-        if receipt.is_none_or(|receipt| receipt.incarnation != self.task.incarnation)
+        if receipt.is_none_or(|receipt| !receipt.is_about(&self.task.incarnation))
             && !queue.is_done_in_bundle(&self.task.id).await?
         {
             let letter = DeadLetter {

@@ -136,18 +136,14 @@ impl Replica {
             done = self.bring_all(&pair, asking, &mut state, &mut down).await;
         }
         down.usage = self.bucket().usage().since(&before);
-        state.usage = state.usage.plus(&down.usage);
         self.learn_time().await?;
         if done.is_ok() {
             state.down_at = Some(self.local().now().await?);
             if asking.settings {
-                self.forget_duplicates(&pair, &mut state).await?;
+                self.forget_duplicates(&pair).await?;
             }
         }
-        // Whether a sync up was cut off is not for us to say: one may have taken our place while we were
-        // stopped.
-        state.telling = self.state(queue).await?.telling;
-        self.save_state(queue, &state).await?;
+        self.change_state(queue, |now| now.add_down(&state, &down)).await?;
         done.map(|()| down)
     }
 
@@ -597,7 +593,7 @@ impl Pair<'_> {
         down.missing += 1;
         let receipt = self.there.receipt_of(unit).await?;
         let asked = Asked {
-            receipt: receipt.as_ref().map(|receipt| receipt.incarnation.clone()),
+            receipt: receipt.as_ref().map(|receipt| receipt.about(&ours).to_owned()),
             ..Asked::default()
         };
         let what = match decide::missing(&ours, &asked) {
@@ -608,7 +604,7 @@ impl Pair<'_> {
             Missing::Stay => {}
             Missing::SetAside => return Ok((down, true)),
             Missing::Done | Missing::Dead | Missing::Replaced => {
-                if let Some(receipt) = receipt.filter(|receipt| receipt.incarnation == ours) {
+                if let Some(receipt) = receipt.filter(|receipt| receipt.is_about(&ours)) {
                     self.take_receipt(unit, &receipt, None).await?;
                     self.drop_local(unit, &mut view).await?;
                 } else {

@@ -233,7 +233,8 @@ impl Pair<'_> {
         let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
         asked.work = work.map(|object| incarnation(unit, &object.body, &object.meta.version));
         // The work is removed after its record is written, so the record is asked for after the work.
-        asked.receipt = self.there.receipt_of(unit).await?.map(|receipt| receipt.incarnation);
+        let receipt = self.there.receipt_of(unit).await?;
+        asked.receipt = receipt.map(|receipt| receipt.about(ours).to_owned());
         if asked.receipt.as_deref() != Some(ours) && asked.work.as_deref() != Some(ours) {
             let letter = self.there.dead_letter(&unit.name()).await?;
             asked.letter = letter.map(|letter| letter.task.incarnation);

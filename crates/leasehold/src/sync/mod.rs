@@ -247,9 +247,11 @@ impl Replica {
 
     /// Remembers in which version the bucket's settings were taken.
     async fn note_settings(&self, there: &Queue) -> Result<()> {
-        let mut state = self.state(there.name()).await?;
-        state.settings_version = there.settings_version().as_str().to_owned();
-        self.save_state(there.name(), &state).await
+        let version = there.settings_version();
+        let note = |state: &mut state::State| {
+            version.as_str().clone_into(&mut state.settings_version);
+        };
+        self.change_state(there.name(), note).await
     }
 
     /// One sync at a time: two would do no harm, but the same work twice.
@@ -308,10 +310,12 @@ impl Replica {
             return Ok(false);
         }
         tracing::warn!(queue = there.name(), before, now, "was made again with other shards");
-        let mut state = self.state(there.name()).await?;
-        state.shards = Some(now);
-        state.settings_version = there.settings_version().as_str().to_owned();
-        self.save_state(there.name(), &state).await?;
+        let version = there.settings_version();
+        self.change_state(there.name(), |state| {
+            state.shards = Some(now);
+            version.as_str().clone_into(&mut state.settings_version);
+        })
+        .await?;
         Ok(true)
     }
 

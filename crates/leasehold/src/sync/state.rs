@@ -1,7 +1,9 @@
 //! When a replica was synced, what it cost, and what it would have cost.
 
+use leasehold_protocol::cas::When;
 use leasehold_protocol::format::outbox::Known;
 use leasehold_protocol::layout::sync::SyncKeys;
+use leasehold_protocol::settle::Proof;
 use leasehold_protocol::sync::{self as decide, End, TellLease};
 use leasehold_protocol::time::StoreTime;
 use serde::{Deserialize, Serialize};
@@ -73,6 +75,17 @@ impl State {
         self.lost += up.lost;
         self.usage = self.usage.plus(&up.usage);
     }
+
+    /// Whether a sync up was cut off is not for a sync down to say, nor how many duplicates were
+    /// forgotten: another may have taken its place while it was stopped.
+    pub fn add_down(&mut self, seen: &Self, down: &Down) {
+        self.settings_version.clone_from(&seen.settings_version);
+        self.down_at = seen.down_at;
+        self.pending = seen.pending;
+        self.bundles = seen.bundles;
+        self.since_overview = seen.since_overview;
+        self.usage = self.usage.plus(&down.usage);
+    }
 }
 
 /// How a replica of a queue is doing.
@@ -130,53 +143,91 @@ pub struct Step {
 
 impl Replica {
     pub(super) async fn state(&self, queue: &str) -> Result<State> {
-        let key = SyncKeys::new(queue)?.state()?;
-        let object = self.local().get(&key).await?;
-        let state = object.and_then(|object| serde_json::from_slice(&object.body).ok());
-        Ok(state.unwrap_or_default())
+        Ok(self.state_with_version(queue).await?.0)
     }
 
-    pub(super) async fn save_state(&self, queue: &str, state: &State) -> Result<()> {
-        // Whole or as before: it decides about requests and figures only.
-        self.write_state(queue, state, Durability::Ordered).await
+    async fn state_with_version(&self, queue: &str) -> Result<(State, When)> {
+        let key = SyncKeys::new(queue)?.state()?;
+        Ok(match self.local().get(&key).await? {
+            None => (State::default(), When::Absent),
+            Some(object) => {
+                let state = serde_json::from_slice(&object.body).unwrap_or_default();
+                (state, When::Matches(object.meta.version))
+            }
+        })
+    }
+
+    /// Changes the state, whatever another sync did to it meanwhile: one that was stopped for longer than
+    /// its lock must not write what it knew before over what became of it since.
+    pub(super) async fn change_state(
+        &self,
+        queue: &str,
+        change: impl Fn(&mut State) + Send,
+    ) -> Result<()> {
+        loop {
+            let (mut state, version) = self.state_with_version(queue).await?;
+            change(&mut state);
+            // Whole or as before: it decides about requests and figures only.
+            if self.write_state(queue, &state, version, Durability::Ordered).await? {
+                return Ok(());
+            }
+        }
     }
 
     /// Notes, before the first request, that the bucket is about to be told: what dies from here on may
     /// have pushed something without knowing it.
     pub(super) async fn note_telling(&self, queue: &str) -> Result<()> {
-        let mut state = self.state(queue).await?;
-        if state.telling {
-            return Ok(());
+        loop {
+            let (mut state, version) = self.state_with_version(queue).await?;
+            if state.telling {
+                return Ok(());
+            }
+            state.telling = true;
+            if self.write_state(queue, &state, version, Durability::Durable).await? {
+                return Ok(());
+            }
         }
-        state.telling = true;
-        self.write_state(queue, &state, Durability::Durable).await
     }
 
     /// Forgets completions that came second once their receipts are forgotten, and keeps their number.
-    pub(super) async fn forget_duplicates(&self, pair: &Pair<'_>, state: &mut State) -> Result<()> {
-        let retention = pair.local.settings().retention;
+    pub(super) async fn forget_duplicates(&self, pair: &Pair<'_>) -> Result<()> {
+        let (queue, retention) = (pair.local.name(), pair.local.settings().retention);
         loop {
+            let (mut state, version) = self.state_with_version(queue).await?;
             // First those that were counted before a crash.
-            for key in std::mem::take(&mut state.forgetting) {
-                let Ok(key) = Key::new(key) else { continue };
+            let forgetting = std::mem::take(&mut state.forgetting);
+            for key in &forgetting {
+                let Ok(key) = Key::new(key.as_str()) else { continue };
                 let _ = self.local().delete(&key).await?;
             }
-            let (count, old) = pair.outbox.old_duplicates(retention).await?;
-            if old.is_empty() {
+            // A sync up that was cut off counts once more what it had counted: it must find that.
+            let (count, old) = match state.telling {
+                true => (0, Vec::new()),
+                false => pair.outbox.old_duplicates(retention).await?,
+            };
+            if old.is_empty() && forgetting.is_empty() {
                 return Ok(());
             }
-            // Counted and named in one write, and on disk before the first of them goes.
+            // Counted and named in one write, and on disk before the first of them goes. Another sync that
+            // has counted them meanwhile has changed the state.
             state.old_duplicates += count;
             state.forgetting = old;
-            self.write_state(pair.local.name(), state, Durability::Durable).await?;
+            self.write_state(queue, &state, version, Durability::Durable).await?;
         }
     }
 
-    async fn write_state(&self, queue: &str, state: &State, durability: Durability) -> Result<()> {
+    /// `false` if another sync has changed it.
+    async fn write_state(
+        &self,
+        queue: &str,
+        state: &State,
+        when: When,
+        durability: Durability,
+    ) -> Result<bool> {
         let key = SyncKeys::new(queue)?.state()?;
         let body = serde_json::to_vec(state).unwrap_or_default();
-        let write = Write::any().durability(durability);
-        wrote(self.local().put(&key, body.into(), write).await?).map(drop)
+        let write = Write::when(when, Proof::Bytes).durability(durability);
+        Ok(wrote(self.local().put(&key, body.into(), write).await?)?.is_some())
     }
 
     pub(super) async fn known(&self, queue: &str) -> Result<Known> {

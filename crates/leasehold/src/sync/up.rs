@@ -105,12 +105,6 @@ impl Replica {
         let mut up = Up::default();
         let told = self.tell_all(&pair, &mut up).await;
         up.usage = self.bucket().usage().since(&before);
-        let mut state = self.state(queue).await?;
-        state.add_up(&up);
-        if told.is_ok() {
-            state.telling = false;
-            state.up_at = Some(self.local().now().await?);
-        }
         // What was pushed need not be compared with what was pushed.
         let seen = std::mem::take(&mut up.seen);
         if !seen.is_empty() {
@@ -120,7 +114,16 @@ impl Replica {
         if up.usage.requests() > 0 {
             self.learn_time().await?;
         }
-        self.save_state(queue, &state).await?;
+        let at = self.local().now().await?;
+        let all = told.is_ok();
+        self.change_state(queue, |state| {
+            state.add_up(&up);
+            if all {
+                state.telling = false;
+                state.up_at = Some(at);
+            }
+        })
+        .await?;
         told.map(|()| up)
     }
 
@@ -329,6 +332,11 @@ impl Pair<'_> {
         up: &mut Up,
     ) -> Result<()> {
         let Some((receipt, version)) = view.receipt.clone() else { return Ok(()) };
+        if receipt.copied {
+            // It was done elsewhere, and the bucket may have forgotten that since.
+            self.clean_up(unit, entry, &receipt.incarnation).await?;
+            return self.clean_up_here(unit, view, &receipt.incarnation).await;
+        }
         up.retries += u64::from(receipt.retries);
         // A name that was chosen here may have been chosen elsewhere: then that push counts, and ours was
         // done in vain. Strict mode would have refused it.
@@ -364,7 +372,7 @@ impl Pair<'_> {
         let theirs = self.there.receipt_of(unit).await?;
         if let Some(theirs) = theirs {
             // Told before, by a sync that was cut off, and pushed again since.
-            if theirs.incarnation == ours {
+            if theirs.is_about(ours) {
                 return Ok(false);
             }
             // One that is past its time would not have kept a strict push away.
@@ -388,7 +396,7 @@ impl Pair<'_> {
         up.retries += u64::from((letter.failures + letter.crashes).saturating_sub(1));
         match self.there.receipt_of(unit).await? {
             // A receipt beats a dead letter.
-            Some(theirs) if theirs.incarnation == incarnation => {
+            Some(theirs) if theirs.is_about(&incarnation) => {
                 self.take_receipt(unit, &theirs, None).await?;
                 let key = self.local.keys().dead_letter(&letter.task.id)?;
                 self.local.delete_work(&key, &version).await?;
@@ -495,7 +503,8 @@ impl Pair<'_> {
         let key = self.local.keys().receipt(unit)?;
         let when = ours.map_or(When::Absent, When::Matches);
         let write = Write::when(when, Proof::Bytes).durability(self.local.durability());
-        wrote(self.local_store().put(&key, theirs.to_bytes().into(), write).await?).map(drop)
+        let copy = Receipt { copied: true, ..theirs.clone() };
+        wrote(self.local_store().put(&key, copy.to_bytes().into(), write).await?).map(drop)
     }
 
     /// Says whether the task is the one that the bucket has.

@@ -227,6 +227,8 @@ async fn a_dead_letter_of_a_later_push_stays() {
             retries: 0,
             result: None,
             results: None,
+            replaced: Vec::new(),
+            copied: false,
             nonce: "n".into(),
         };
         let key = leasehold::Key::new("queues/q/completed/x.json").unwrap();
