@@ -344,9 +344,8 @@ impl Pair<'_> {
             && entry.chosen
             && self.is_pushed_by_others(unit, &receipt.incarnation).await?
         {
-            self.outbox.count_duplicate(unit, &receipt.nonce).await?;
-            up.duplicates += unit.tasks();
             if self.note_shown(unit, view).await? {
+                self.count_duplicate(unit, &receipt, up).await?;
                 self.local.delete_work(&self.local.keys().receipt(unit)?, &version).await?;
                 entry.untold = false;
             }
@@ -355,16 +354,22 @@ impl Pair<'_> {
         match self.there.record_receipt(unit, &receipt, Proof::Bytes).await? {
             None => up.completed += 1,
             Some(theirs) => {
-                self.outbox.count_duplicate(unit, &receipt.nonce).await?;
-                up.duplicates += unit.tasks();
                 if !self.note_shown(unit, view).await? {
                     return Ok(());
                 }
+                self.count_duplicate(unit, &receipt, up).await?;
                 self.take_receipt(unit, &theirs, Some(version)).await?;
             }
         }
         self.clean_up(unit, entry, &receipt.incarnation).await?;
         self.clean_up_here(unit, view, &receipt.incarnation).await
+    }
+
+    /// Once it is certain that this is told of for the last time, or one that is old by then would be
+    /// forgotten and counted again.
+    async fn count_duplicate(&self, unit: &Unit, receipt: &Receipt, up: &mut Up) -> Result<()> {
+        up.duplicates += unit.tasks();
+        self.outbox.count_duplicate(unit, &receipt.nonce).await
     }
 
     /// Whether the bucket has another push of this task, or a receipt of one that still stands for it.
