@@ -248,7 +248,12 @@ impl Pair<'_> {
         {
             // What left the bundle must be known before the bundle is over, or its lease says that nothing
             // is to be done about it, or it would be nowhere.
-            up.add(self.tell_of_those_who_left(id).await?);
+            let (told, all) = self.tell_of_those_who_left(id).await?;
+            up.add(told);
+            if !all {
+                up.left += 1;
+                return Ok(up);
+            }
         }
         match tale.end {
             Some(End::Done) => self.tell_done(unit, &mut entry, &mut view, &mut up).await?,
@@ -308,8 +313,10 @@ impl Pair<'_> {
         Ok(view.entry.is_some())
     }
 
-    async fn tell_of_those_who_left(&self, bundle: &str) -> Result<Up> {
-        let mut up = Up::default();
+    /// Says whether the bucket knows of all of them now. Of one it may not: something was noted while we
+    /// looked, so that what we had read of its entry told nothing.
+    async fn tell_of_those_who_left(&self, bundle: &str) -> Result<(Up, bool)> {
+        let (mut up, mut all) = (Up::default(), true);
         let keys = self.outbox.keys();
         let prefix = keys.entries_of_those_who_left(bundle);
         let mut listing = self.local_store().list(List::prefix(prefix)?);
@@ -317,11 +324,13 @@ impl Pair<'_> {
             for entry in page.entries {
                 if let Some(unit @ Unit::Task(_)) = keys.parse_entry(entry.key.as_str()) {
                     up.add(Box::pin(self.tell(&unit)).await?);
+                    let entry = self.outbox.entry(&unit).await?;
+                    all &= entry.is_none_or(|(entry, _)| !entry.untold);
                 }
             }
         }
         // Counted on their own turn.
-        Ok(Up { left: 0, ..up })
+        Ok((Up { left: 0, ..up }, all))
     }
 
     async fn tell_done(

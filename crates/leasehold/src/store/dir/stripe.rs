@@ -20,7 +20,7 @@ use crate::{Error, Result};
 pub const STRIPES: usize = 64;
 
 /// How long to wait for another process' compare-and-rename before giving up.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long to wait on the caller's own thread, which may be an executor's.
 pub const BRIEF: Duration = Duration::from_millis(2);

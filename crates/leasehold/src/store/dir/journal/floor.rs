@@ -21,8 +21,10 @@ const NAME: &str = "floor";
 const MAGIC: &[u8; 8] = b"LHFLOOR1";
 const BLOCK: u64 = 4096;
 const LENGTH: usize = 88;
-/// How long to wait for another process: it holds the lock for one small flush.
-const PATIENCE: u32 = 30_000;
+/// How long to wait for another process, about: it holds the lock for one small flush.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long to wait at a time, at first and at most. Nobody who is in a hurry waits for this.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
 /// Why the floor was not raised.
 #[derive(Debug, Clone, Copy)]
@@ -137,8 +139,8 @@ impl Floor {
     }
 
     /// Writes down that everything up to this stamp is on disk. Nothing to do where there are no
-    /// notes at all.
-    pub fn raise(&mut self, root: &OwnedFd, stamp: u64) -> Result<(), NotRaised> {
+    /// notes at all, or another process has raised it as far as `needed` meanwhile.
+    pub fn raise(&mut self, root: &OwnedFd, stamp: u64, needed: u64) -> Result<(), NotRaised> {
         loop {
             // Asked first without opening anything: there may be no more files to be had.
             let there = rustix::fs::statat(root, super::folder(), AtFlags::SYMLINK_NOFOLLOW);
@@ -146,11 +148,17 @@ impl Floor {
                 return Ok(());
             }
             let file = self.prepare(root).map_err(NotRaised::Open)?;
-            let lock = Lock::take(file).map_err(NotRaised::Open)?;
+            let high = || {
+                let high = Floors::from_file(file)?.of(host::boot_id()) >= needed;
+                // Whoever raised it may be at just that.
+                if high { rustix::fs::fdatasync(file).map(|()| true) } else { Ok(false) }
+            };
+            let lock = Lock::take_unless(file, high).map_err(NotRaised::Open)?;
             // The last to leave removed it before we had the lock.
             if !is_there(root, file) {
                 continue;
             }
+            let Some(lock) = lock else { return Ok(()) };
             let write = || {
                 let mut floors = Floors::from_file(file)?;
                 floors.raise(boot_hash(host::boot_id()), stamp);
@@ -189,16 +197,31 @@ struct Lock<'a>(&'a OwnedFd);
 
 impl<'a> Lock<'a> {
     fn take(file: &'a OwnedFd) -> Result<Self, Errno> {
-        for _ in 0..PATIENCE {
+        Self::take_unless(file, || Ok(false))?.ok_or(Errno::TIMEDOUT)
+    }
+
+    /// `None` once there is no need for it any more.
+    fn take_unless(
+        file: &'a OwnedFd,
+        needless: impl Fn() -> Result<bool, Errno>,
+    ) -> Result<Option<Self>, Errno> {
+        let (mut pause, mut waited) = (PAUSES.0, Duration::ZERO);
+        loop {
             match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self(file)),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                Ok(()) => return Ok(Some(Self(file))),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(error) => return Err(error),
             }
+            if needless()? {
+                return Ok(None);
+            }
+            if waited >= PATIENCE {
+                return Err(Errno::TIMEDOUT);
+            }
+            std::thread::sleep(pause);
+            waited += pause;
+            pause = (pause * 2).min(PAUSES.1);
         }
-        Err(Errno::TIMEDOUT)
     }
 }
 
@@ -212,6 +235,34 @@ impl Drop for Lock<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One that waits for the floor while others raise it goes on as soon as that is far enough, and one that
+    /// cannot have it says so rather than wait for ever.
+    #[test]
+    fn who_waits_for_the_floor_need_not_raise_it() {
+        let dir = tempfile::TempDir::new().unwrap();
+        std::fs::create_dir_all(dir.path().join(super::super::folder())).unwrap();
+        let root: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+        let (mut others, mut ours) = (Floor::default(), Floor::default());
+        others.raise(&root, 100, 100).unwrap();
+        let file = others.prepare(&root).unwrap();
+        let held = Lock::take(file).unwrap();
+        let turn = || Floors::from_file(file).unwrap().turn;
+        let before = turn();
+        ours.raise(&root, 200, 90).unwrap();
+        ours.raise(&root, 200, 100).unwrap();
+        assert_eq!(turn(), before, "not raised again");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| ours.raise(&root, 200, 101).unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!waits.is_finished(), "101 is not covered");
+            drop(held);
+        });
+        assert_eq!(
+            (turn(), Floors::from_file(file).unwrap().of(host::boot_id())),
+            (before + 1, 200)
+        );
+    }
 
     #[test]
     fn a_floor_only_rises_and_each_boot_has_its_own() {

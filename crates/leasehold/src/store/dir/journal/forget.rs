@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::TrySendError;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
@@ -14,6 +15,10 @@ use crate::env::Env;
 
 /// How many full segments may wait: then writers do.
 const BACKLOG: usize = 4;
+
+/// How often putting notes away is tried again, and after what pause.
+const TRIES: u32 = 30;
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// What the threads of one journal share.
 #[derive(Debug)]
@@ -47,12 +52,19 @@ impl Common {
     /// Flushes the file system, and has it known that what was noted until now does not count any
     /// more: else a note of before could undo what was flushed after it.
     pub fn flush_everything(&self) -> Result<(), NotRaised> {
+        self.flush_all_until(None)
+    }
+
+    /// The same for what was noted up to this stamp. Each process flushes for itself, as each is told of
+    /// failures for itself; but that it has need not be written down by each.
+    fn flush_all_until(&self, last: Option<u64>) -> Result<(), NotRaised> {
         let begun = stamp(&self.env);
         sync_everything(&self.root).map_err(NotRaised::Failed)?;
         if let Some(error) = self.failure() {
             return Err(NotRaised::Failed(error));
         }
-        self.floor.lock().unwrap_or_else(PoisonError::into_inner).raise(&self.root, begun)
+        let mut floor = self.floor.lock().unwrap_or_else(PoisonError::into_inner);
+        floor.raise(&self.root, begun, last.unwrap_or(begun))
     }
 
     /// Flushes everything and makes these segments as new. `false` if that failed: then they are
@@ -61,7 +73,16 @@ impl Common {
         // Locked before the flush begins: one that dies meanwhile may have noted what this flush
         // did not see.
         let dead = dead(&self.root);
-        let flushed = match self.flush_everything() {
+        let last = segments.iter().map(|segment| segment.last).max();
+        let mut flushed = self.flush_all_until(last);
+        for _ in 0..TRIES {
+            // Others keep the floor busy, or there are no more files to be had. Nothing is lost by that.
+            let Err(NotRaised::Open(error)) = flushed else { break };
+            tracing::warn!(%error, "notes cannot be put away yet");
+            std::thread::sleep(PAUSE);
+            flushed = self.flush_all_until(last);
+        }
+        let flushed = match flushed {
             Ok(()) => segments.iter_mut().try_for_each(Segment::forget),
             Err(NotRaised::Open(error) | NotRaised::Failed(error)) => Err(error),
         };

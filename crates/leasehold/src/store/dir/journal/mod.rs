@@ -85,6 +85,17 @@ pub enum Entry {
     Note(Note),
 }
 
+impl Entry {
+    fn stamp(&self) -> u64 {
+        match self {
+            Self::Intent(pending) => pending.intent.stamp,
+            Self::Commit(_, stamp) => *stamp,
+            Self::Void(_) => 0,
+            Self::Note(note) => note.stamp,
+        }
+    }
+}
+
 /// An intent on its way.
 #[derive(Debug)]
 pub struct Pending {
@@ -153,7 +164,8 @@ impl Journal {
                 Entry::Note(note) => frame(&Record::Note(note.clone())),
             }
         }
-        let written = segment.write(&frames, self.common.env.clock().boot());
+        let last = entries.iter().map(Entry::stamp).max().unwrap_or(0);
+        let written = segment.write(&frames, last, self.common.env.clock().boot());
         let turn = segment.turn;
         let segment = self.current.insert(segment);
         if let Err(error) = written {

@@ -28,6 +28,8 @@ pub struct Segment {
     ready: u64,
     /// When the first record was noted.
     pub since: Option<BootTime>,
+    /// The last stamp of those that were noted.
+    pub last: u64,
 }
 
 impl Segment {
@@ -41,8 +43,8 @@ impl Segment {
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             let header = Header { epoch: 1, writer, boot_id: host::boot_id().to_owned() };
             write_all(&file, &header.to_bytes(), 0)?;
-            let (end, ready, since) = (HEADER, HEADER, None);
-            let mut segment = Self { file, name, header, turn, end, ready, since };
+            let (end, ready, since, last) = (HEADER, HEADER, None, 0);
+            let mut segment = Self { file, name, header, turn, end, ready, since, last };
             segment.make_room(GROWTH - HEADER)?;
             rustix::fs::fsync(&segment.file)?;
             // Somebody may remove the empty folder meanwhile, but not for ever.
@@ -66,8 +68,9 @@ impl Segment {
         made
     }
 
-    /// Writes these frames behind the others.
-    pub fn write(&mut self, frames: &[u8], now: BootTime) -> Result<(), Errno> {
+    /// Writes these frames behind the others. None has a later stamp than `last`.
+    pub fn write(&mut self, frames: &[u8], last: u64, now: BootTime) -> Result<(), Errno> {
+        self.last = self.last.max(last);
         self.make_room(frames.len() as u64)?;
         write_all(&self.file, frames, self.end)?;
         self.end += frames.len() as u64;
@@ -103,7 +106,7 @@ impl Segment {
         self.header.epoch = self.header.epoch.wrapping_add(1);
         write_all(&self.file, &self.header.to_bytes(), 0)?;
         self.flush()?;
-        (self.end, self.since) = (HEADER, None);
+        (self.end, self.since, self.last) = (HEADER, None, 0);
         Ok(())
     }
 
