@@ -238,7 +238,8 @@ impl Pair<'_> {
             entry.earlier.clear();
             view.local.letter = None;
         }
-        let tale = decide::tell(&entry, &view.local);
+        let mut tale = decide::tell(&entry, &view.local);
+        let mut owed = false;
         if tale == decide::Tale::default() {
             self.tell_outdated(unit, &mut entry, &view).await?;
         }
@@ -251,8 +252,9 @@ impl Pair<'_> {
             let (told, all) = self.tell_of_those_who_left(id).await?;
             up.add(told);
             if !all {
-                up.left += 1;
-                return Ok(up);
+                // Next time.
+                owed = true;
+                (tale.end, tale.lease) = (None, None);
             }
         }
         match tale.end {
@@ -260,13 +262,12 @@ impl Pair<'_> {
             Some(End::Dead) => self.tell_dead(unit, &mut entry, &mut view, &mut up).await?,
             None => {}
         }
-        // Promoted while we looked, and in neither place when we did: it is told of next time.
-        let mut owed = false;
         if tale.push && !self.tell_push(unit, &mut entry, &mut view, &mut up).await? {
             // It is somebody else's task by now.
             self.drop_local(unit, &mut view).await?;
         } else {
-            owed = tale.push && entry.untold;
+            // Promoted while we looked, and in neither place when we did: it is told of next time.
+            owed |= tale.push && entry.untold;
             match tale.lease {
                 Some(TellLease::Hold) => {
                     self.tell_hold(unit, &mut entry, &mut view, &mut up).await?
