@@ -79,7 +79,7 @@ fn kill_9_leaves_no_lock_and_no_half_written_object() {
             .unwrap();
         assert!(put.status.success(), "{}", String::from_utf8_lossy(&put.stderr));
     }
-    let temps = dir.join(".lh/tmp").read_dir().unwrap().count();
+    let temps = leasehold_testkit::temporary_files(&dir);
     assert!(temps <= rounds as usize * 2, "{temps} temporary files of {} processes", rounds * 2);
     let mut objects = 0;
     for entry in dir.join("race").read_dir().unwrap() {

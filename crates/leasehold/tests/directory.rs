@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use leasehold::store::{Connect, Delete, Detail, List, Put, Store, StoreUrl};
@@ -42,10 +42,6 @@ async fn names(store: &Store, prefix: &str) -> Vec<String> {
     page.entries.iter().map(|entry| entry.key.to_string()).collect()
 }
 
-fn temps(dir: &Path) -> usize {
-    fs::read_dir(dir.join(".lh/tmp")).unwrap().count()
-}
-
 #[tokio::test]
 async fn reading_makes_nothing() {
     let scene = Scene::new();
@@ -78,7 +74,7 @@ async fn a_key_cannot_be_the_directory_of_another() {
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains(part), "{error}");
     }
-    assert_eq!(temps(&scene.dir()), 0);
+    assert_eq!(leasehold_testkit::temporary_files(&scene.dir()), 0);
     // A key below an object is simply not there, and neither is a folder an object.
     assert_eq!(store.get(&key("a/b/c")).await.unwrap(), None);
     assert_eq!(store.get(&key("a")).await.unwrap(), None);
@@ -125,15 +121,21 @@ async fn foreign_files_are_passed_over() {
 async fn a_crash_leaves_what_the_next_process_sweeps() {
     let scene = Scene::new();
     scene.store().init().await.unwrap();
-    let (old, young) = (scene.dir().join(".lh/tmp/dead-1"), scene.dir().join(".lh/tmp/alive-1"));
-    for path in [&old, &young] {
-        fs::write(path, "half an obj").unwrap();
-    }
     let two_hours_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-    fs::File::options().write(true).open(&old).unwrap().set_modified(two_hours_ago).unwrap();
+    // Of this version's processes, and of an earlier one's.
+    let folders = [scene.dir().join(".lh/tmp/a"), scene.dir().join(".lh/tmp")];
+    fs::create_dir_all(&folders[0]).unwrap();
+    for folder in &folders {
+        fs::write(folder.join("alive-1"), "half an obj").unwrap();
+        fs::write(folder.join("dead-1"), "half an obj").unwrap();
+        let old = fs::File::options().write(true).open(folder.join("dead-1")).unwrap();
+        old.set_modified(two_hours_ago).unwrap();
+    }
     put(&scene.store(), "a", "x").await.map(drop).unwrap();
-    assert!(!old.exists(), "it was left by a crash");
-    assert!(young.exists(), "it may be somebody's who is writing right now");
+    for folder in &folders {
+        assert!(!folder.join("dead-1").exists(), "it was left by a crash");
+        assert!(folder.join("alive-1").exists(), "it may be somebody's who is writing right now");
+    }
 }
 
 #[tokio::test]
@@ -150,7 +152,7 @@ async fn nothing_is_left_by_refusals() {
         let write = Write::any().durability(durability);
         store.put(&key("a"), "z".into(), write).await.map(drop).unwrap();
     }
-    assert_eq!(temps(&scene.dir()), 0);
+    assert_eq!(leasehold_testkit::temporary_files(&scene.dir()), 0);
 }
 
 #[tokio::test]
@@ -205,7 +207,7 @@ async fn a_stuck_process_is_named_and_does_not_block_others() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let me = format!("process {}", std::process::id());
     assert!(error.to_string().contains(&me), "{error}");
-    assert_eq!(temps(&scene.dir()), 0);
+    assert_eq!(leasehold_testkit::temporary_files(&scene.dir()), 0);
     drop(held);
     put(&store, "a", "y").await.map(drop).unwrap();
 }
@@ -244,7 +246,7 @@ async fn concurrent_durable_writes_all_arrive() {
         writer.unwrap();
     }
     assert_eq!(names(&store, "d/").await.len(), 320);
-    assert_eq!(temps(&scene.dir()), 0);
+    assert_eq!(leasehold_testkit::temporary_files(&scene.dir()), 0);
 }
 
 #[tokio::test]

@@ -279,6 +279,6 @@ async fn updates_are_not_lost() {
     let names: Vec<_> =
         std::fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}: the file and .lh");
-    let temporary = std::fs::read_dir(root.path().join(".lh/tmp")).unwrap().count();
+    let temporary = leasehold_testkit::temporary_files(root.path());
     assert_eq!(temporary, 0, "temporary files are left");
 }

@@ -166,7 +166,7 @@ fn a_refused_write_never_appears() {
         assert!(matches!(refused, Put::Refused));
         // Its file goes once that is noted.
         for _ in 0..1000 {
-            if std::fs::read_dir(dir.path().join(".lh/tmp")).unwrap().next().is_none() {
+            if leasehold_testkit::temporary_files(dir.path()) == 0 {
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;

@@ -94,8 +94,7 @@ fn without_a_journal_everything_is_flushed_in_its_place() {
     assert_eq!(segments(dir.path()).len(), 1);
     drop(store);
     assert!(!log(dir.path()).exists());
-    let temps = std::fs::read_dir(dir.path().join(".lh/tmp")).unwrap();
-    assert_eq!(temps.count(), 0);
+    assert_eq!(leasehold_testkit::temporary_files(dir.path()), 0);
 }
 
 /// Others flushed and raised the floor, but the kernel may have dropped what this one wrote.

@@ -531,14 +531,16 @@ mod tests {
     async fn what_is_left_after_the_end_stays_for_the_sweep() {
         let dir = tempfile::TempDir::new().unwrap();
         let flusher = flusher(dir.path());
-        let folder = std::fs::File::open(dir.path().join(".lh/tmp")).unwrap();
-        let temp = Temps::new(folder.into(), 1).write(b"body").unwrap();
+        let folder = dir.path().join(".lh/tmp/1");
+        std::fs::create_dir(&folder).unwrap();
+        let open = |name: &str| Ok(std::fs::File::open(dir.path().join(name)).unwrap().into());
+        let temp = Temps::new(1, open).unwrap().write(b"body").unwrap();
         let Some(file) = id_of(&temp.file) else { return };
         let key = Key::new("x").unwrap();
         let intended = flusher.intend(&key, "body".into(), (temp, file)).await.unwrap();
         flusher.end();
         drop(intended);
-        assert_eq!(std::fs::read_dir(dir.path().join(".lh/tmp")).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), 1);
         assert!(flusher.note(vec![absence()]).await.is_err());
     }
 }

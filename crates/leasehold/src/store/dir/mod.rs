@@ -446,7 +446,7 @@ impl Shared {
             make_folder(&root, &format!("{PRIVATE}/locks"))?;
             Ok(Work {
                 private,
-                temps: Temps::new(folder(&format!("{PRIVATE}/tmp"))?, self.env.random()),
+                temps: Temps::new(self.env.random(), folder)?,
                 stripes: Stripes::new(),
                 folders: Folders::default(),
                 flusher: Arc::new(Flusher::new(root.clone(), self.env.clone())),

@@ -1,6 +1,7 @@
 //! Temporary files: what an object is before it has its name.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,20 +9,30 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::files::write_error;
+use super::names::PRIVATE;
 use crate::store::large::FileBody;
 use crate::{Error, Result};
+
+/// How many folders there are: each process takes one of them by chance. All making and renaming of files
+/// in one folder is done one after the other by the kernel, and processes would wait for each other.
+const FOLDERS: u64 = 16;
 
 /// Where temporary files stand, and how this process names its own.
 #[derive(Debug)]
 pub(super) struct Temps {
+    /// The folder of all of them.
+    above: OwnedFd,
     pub folder: Arc<OwnedFd>,
     tag: u64,
     counter: AtomicU64,
 }
 
 impl Temps {
-    pub fn new(folder: OwnedFd, tag: u64) -> Self {
-        Self { folder: Arc::new(folder), tag, counter: AtomicU64::new(0) }
+    /// Those of this store, by a number that no other process has. `open` makes folders.
+    pub fn new(tag: u64, open: impl Fn(&str) -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
+        let above = open(&format!("{PRIVATE}/tmp"))?;
+        let folder = Arc::new(open(&format!("{PRIVATE}/tmp/{:x}", tag % FOLDERS))?);
+        Ok(Self { above, folder, tag, counter: AtomicU64::new(0) })
     }
 
     fn create(&self) -> Result<(OwnedFd, String), Errno> {
@@ -75,28 +86,53 @@ impl Temps {
     /// alone: a file that it makes now says what time it is there.
     pub fn sweep(&self) {
         const OLD: i64 = 3600;
-        let Ok(dir) = rustix::fs::Dir::read_from(self.folder.as_fd()) else { return };
-        let stat = |name: &std::ffi::CStr| {
-            rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW)
-        };
-        let names: Vec<_> = dir
-            .filter_map(Result::ok)
-            .filter(|entry| entry.file_type() != FileType::Directory)
-            .filter_map(|entry| Some((stat(entry.file_name()).ok()?.st_mtime, entry)))
-            .collect();
-        if names.is_empty() {
+        let Ok((mut left, folders)) = found(&self.above) else { return };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        for name in folders {
+            let Ok(folder) = rustix::fs::openat(&self.above, &name, flags, Mode::empty()) else {
+                continue;
+            };
+            let Ok((files, _)) = found(&folder) else { continue };
+            let path = |file: CString| [name.to_bytes(), b"/", file.to_bytes()].concat();
+            left.extend(
+                files
+                    .into_iter()
+                    .filter_map(|(at, file)| Some((at, CString::new(path(file)).ok()?))),
+            );
+        }
+        if left.is_empty() {
             return;
         }
         let Ok((file, name)) = self.create() else { return };
         if let Ok(now) = rustix::fs::fstat(&file) {
-            for (modified, entry) in names {
+            for (modified, file) in left {
                 if now.st_mtime - modified > OLD {
-                    let _ = rustix::fs::unlinkat(&self.folder, entry.file_name(), AtFlags::empty());
+                    let _ = rustix::fs::unlinkat(&self.above, file, AtFlags::empty());
                 }
             }
         }
         let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
     }
+}
+
+/// When a file was written, and its name.
+type File = (i64, CString);
+
+/// The files in a folder, and the folders.
+fn found(folder: &OwnedFd) -> Result<(Vec<File>, Vec<CString>), Errno> {
+    let (mut files, mut folders) = (Vec::new(), Vec::new());
+    for entry in rustix::fs::Dir::read_from(folder)? {
+        let name = entry?.file_name().to_owned();
+        let Ok(stat) = rustix::fs::statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) else {
+            continue;
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory if name.to_bytes().starts_with(b".") => {}
+            FileType::Directory => folders.push(name),
+            _ => files.push((stat.st_mtime, name)),
+        }
+    }
+    Ok((files, folders))
 }
 
 /// A temporary file, removed when dropped unless it became an object.
