@@ -602,7 +602,18 @@ impl Pair<'_> {
         };
         match what {
             Missing::Stay => {}
-            Missing::SetAside => return Ok((down, true)),
+            Missing::SetAside => {
+                // It left its bundle here after that was done elsewhere, and it with it.
+                let done = match unit {
+                    Unit::Task(id) => self.there.is_done_in_bundle(id).await?,
+                    Unit::Bundle(..) => false,
+                };
+                if !done {
+                    return Ok((down, true));
+                }
+                self.drop_local(unit, &mut view).await?;
+                down.removed += 1;
+            }
             Missing::Done | Missing::Dead | Missing::Replaced => {
                 if let Some(receipt) = receipt.filter(|receipt| receipt.is_about(&ours)) {
                     self.take_receipt(unit, &receipt, None).await?;
