@@ -1,27 +1,35 @@
-//! Connections to a bucket: never more than allowed.
+//! Connections to a bucket: never more than allowed, and used again.
 //!
-//! Counting requests would not do: a connection whose response has been read is not back in the
-//! pool yet when the next request looks there, and a new one would be opened beside it. So each
-//! connection carries a permit for as long as it is open.
+//! A request that has its turn takes an idle connection or opens one, and the connection is idle
+//! again before the turn is over: so there are never more than turns. Those that were given up, whose
+//! answer nobody waits for any more, count until they are closed: each carries a permit for as long
+//! as it is open.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::Uri;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderValue, Request, Response, Uri};
 use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_service::Service;
 
-pub type Client = hyper_util::client::legacy::Client<HttpsConnector<Limited>, Full<Bytes>>;
+/// Why a request was not answered.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// A connection that nobody has used for two of these is closed.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// A number of permits that can be changed.
 #[derive(Debug)]
@@ -59,8 +67,203 @@ impl Limit {
     }
 }
 
-/// A client for requests now and then to several hosts: an idle connection to one must not keep
-/// another waiting, so there are none.
+/// Where requests go: a server, as connections to it are told apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    scheme: Scheme,
+    authority: Authority,
+}
+
+impl Target {
+    /// The server in this URL.
+    pub fn of(uri: &Uri) -> Option<Self> {
+        Some(Self { scheme: uri.scheme()?.clone(), authority: uri.authority()?.clone() })
+    }
+
+    /// What a request's `Host` says: without the port if that is the usual one.
+    pub fn host(&self) -> Option<HeaderValue> {
+        let usual = match self.authority.port_u16() {
+            Some(443) => self.scheme == Scheme::HTTPS,
+            Some(80) => self.scheme == Scheme::HTTP,
+            _ => false,
+        };
+        let host = self.authority.host();
+        match self.authority.port_u16().filter(|_| !usual) {
+            Some(port) => HeaderValue::from_str(&format!("{host}:{port}")).ok(),
+            None => HeaderValue::from_str(host).ok(),
+        }
+    }
+
+    fn uri(&self) -> Result<Uri, http::Error> {
+        let Self { scheme, authority } = self;
+        let root = PathAndQuery::from_static("/");
+        Uri::builder()
+            .scheme(scheme.clone())
+            .authority(authority.clone())
+            .path_and_query(root)
+            .build()
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.authority.fmt(f)
+    }
+}
+
+/// Sends requests, over connections that it keeps for the next one.
+#[derive(Debug)]
+pub struct Client {
+    connector: HttpsConnector<Limited>,
+    pool: Arc<Pool>,
+}
+
+/// Connections that nobody uses at the moment.
+#[derive(Debug)]
+struct Pool {
+    kept: Mutex<Kept>,
+    /// How many there may be.
+    most: usize,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    idle: Vec<Idle>,
+    /// Whether somebody closes them when they come of age.
+    watched: bool,
+}
+
+#[derive(Debug)]
+struct Idle {
+    to: Target,
+    sender: SendRequest<Full<Bytes>>,
+    /// Nobody has used it since somebody looked.
+    unused: bool,
+}
+
+/// A connection that is in use. If it is dropped it is closed.
+#[derive(Debug)]
+pub struct Lent {
+    to: Target,
+    sender: SendRequest<Full<Bytes>>,
+    pool: Arc<Pool>,
+}
+
+impl Lent {
+    /// The answer has been read: somebody else may use it.
+    pub fn give_back(self) {
+        let Self { to, sender, pool } = self;
+        let mut kept = pool.kept();
+        if sender.is_closed() || kept.idle.len() >= pool.most {
+            return;
+        }
+        kept.idle.push(Idle { to, sender, unused: false });
+        if !kept.watched
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            kept.watched = true;
+            drop(kept);
+            runtime.spawn(close_unused(Watching(Arc::downgrade(&pool))));
+        }
+    }
+}
+
+/// Says that nobody watches a pool any more, also when its runtime ends.
+struct Watching(Weak<Pool>);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        if let Some(pool) = self.0.upgrade() {
+            pool.kept().watched = false;
+        }
+    }
+}
+
+/// Closes what has not been used for long, until nothing is left.
+async fn close_unused(watching: Watching) {
+    loop {
+        tokio::time::sleep(IDLE).await;
+        let Some(pool) = watching.0.upgrade() else { return };
+        let mut kept = pool.kept();
+        kept.idle.retain(|idle| !idle.unused && !idle.sender.is_closed());
+        kept.idle.iter_mut().for_each(|idle| idle.unused = true);
+        if kept.idle.is_empty() {
+            // Under the lock: whoever comes next sees that nobody watches.
+            kept.watched = false;
+            return;
+        }
+    }
+}
+
+impl Pool {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The one that was used last: the others may come of age.
+    fn take(&self, to: &Target) -> Option<SendRequest<Full<Bytes>>> {
+        let mut kept = self.kept();
+        while let Some(last) = kept.idle.pop() {
+            // Those to another server would keep this one's from being opened.
+            if last.to == *to && !last.sender.is_closed() {
+                return Some(last.sender);
+            }
+        }
+        None
+    }
+}
+
+impl Client {
+    /// The answer to a request in origin form, and the connection, to be given back when the answer has
+    /// been read.
+    ///
+    /// Sent again is only what is proven not to have left: the connection was closed while it was
+    /// idle, before the request was written to it.
+    pub async fn send(
+        &self,
+        to: &Target,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<(Response<Incoming>, Lent), Failure> {
+        loop {
+            let idle = self.pool.take(to);
+            let was_idle = idle.is_some();
+            let mut sender = match idle {
+                Some(sender) => sender,
+                None => self.open(to).await?,
+            };
+            match sender.ready().await {
+                Ok(()) => {}
+                Err(_) if was_idle => continue,
+                Err(error) => return Err(error.into()),
+            }
+            match sender.try_send_request(request).await {
+                Ok(response) => {
+                    let lent = Lent { to: to.clone(), sender, pool: self.pool.clone() };
+                    return Ok((response, lent));
+                }
+                Err(mut failed) => match failed.take_message() {
+                    Some(unsent) if was_idle => request = unsent,
+                    _ => return Err(failed.into_error().into()),
+                },
+            }
+        }
+    }
+
+    async fn open(&self, to: &Target) -> Result<SendRequest<Full<Bytes>>, Failure> {
+        let mut connector = self.connector.clone();
+        std::future::poll_fn(|cx| connector.poll_ready(cx)).await?;
+        let stream = connector.call(to.uri()?).await?;
+        let (sender, connection) = handshake(stream).await?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to the bucket ended");
+            }
+        });
+        Ok(sender)
+    }
+}
+
+/// A client for requests now and then to several hosts: it keeps no connections.
 pub fn side_client(timeout: Duration) -> Client {
     build(Arc::new(Limit::new(4)), 0, timeout)
 }
@@ -71,7 +274,7 @@ pub fn client(connections: &Arc<Limit>, timeout: Duration) -> Client {
     build(connections.clone(), idle, timeout)
 }
 
-fn build(permits: Arc<Limit>, idle: usize, timeout: Duration) -> Client {
+fn build(permits: Arc<Limit>, most: usize, timeout: Duration) -> Client {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
@@ -82,15 +285,8 @@ fn build(permits: Arc<Limit>, idle: usize, timeout: Duration) -> Client {
         Ok(tls) => tls,
         Err(_) => HttpsConnectorBuilder::new().with_webpki_roots(),
     };
-    let https = tls.https_or_http().enable_http1().wrap_connector(limited);
-    hyper_util::client::legacy::Client::builder(TokioExecutor::new())
-        .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(Duration::from_secs(20))
-        .pool_max_idle_per_host(idle)
-        // What is sent again by this is proven not to have left: the pooled connection was closed
-        // before the request was written to it.
-        .retry_canceled_requests(true)
-        .build(https)
+    let connector = tls.https_or_http().enable_http1().wrap_connector(limited);
+    Client { connector, pool: Arc::new(Pool { kept: Mutex::default(), most }) }
 }
 
 /// Opens connections as long as there are permits.
