@@ -6,7 +6,7 @@
 //! as it is open.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -114,7 +114,9 @@ impl std::fmt::Display for Target {
 /// Sends requests, over connections that it keeps for the next one.
 #[derive(Debug)]
 pub struct Client {
-    connector: HttpsConnector<Limited>,
+    plain: Limited,
+    /// Made when it is needed: reading the system's certificates takes milliseconds.
+    secure: OnceLock<HttpsConnector<Limited>>,
     pool: Arc<Pool>,
 }
 
@@ -229,7 +231,8 @@ impl Client {
             let was_idle = idle.is_some();
             let mut sender = match idle {
                 Some(sender) => sender,
-                None => self.open(to).await?,
+                // Boxed: few requests need a new one, and all would carry its state along.
+                None => Box::pin(self.open(to)).await?,
             };
             match sender.ready().await {
                 Ok(()) => {}
@@ -250,17 +253,37 @@ impl Client {
     }
 
     async fn open(&self, to: &Target) -> Result<SendRequest<Full<Bytes>>, Failure> {
-        let mut connector = self.connector.clone();
-        std::future::poll_fn(|cx| connector.poll_ready(cx)).await?;
-        let stream = connector.call(to.uri()?).await?;
-        let (sender, connection) = handshake(stream).await?;
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to the bucket ended");
+        match to.scheme == Scheme::HTTP {
+            true => converse(dial(self.plain.clone(), to).await?).await,
+            false => {
+                let secure = self.secure.get_or_init(|| secured(self.plain.clone()));
+                converse(dial(secure.clone(), to).await?).await
             }
-        });
-        Ok(sender)
+        }
     }
+}
+
+async fn dial<S>(mut connector: S, to: &Target) -> Result<S::Response, Failure>
+where
+    S: Service<Uri>,
+    S::Error: Into<Failure>,
+{
+    std::future::poll_fn(|cx| connector.poll_ready(cx)).await.map_err(Into::into)?;
+    connector.call(to.uri()?).await.map_err(Into::into)
+}
+
+/// Begins to speak HTTP on an open connection.
+async fn converse<T>(stream: T) -> Result<SendRequest<Full<Bytes>>, Failure>
+where
+    T: Read + Write + Unpin + Send + 'static,
+{
+    let (sender, connection) = handshake(stream).await?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection to the bucket ended");
+        }
+    });
+    Ok(sender)
 }
 
 /// A client for requests now and then to several hosts: it keeps no connections.
@@ -279,14 +302,17 @@ fn build(permits: Arc<Limit>, most: usize, timeout: Duration) -> Client {
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_connect_timeout(Some(timeout.min(Duration::from_secs(10))));
-    let limited = Limited { http, permits };
+    let pool = Arc::new(Pool { kept: Mutex::default(), most });
+    Client { plain: Limited { http, permits }, secure: OnceLock::new(), pool }
+}
+
+fn secured(plain: Limited) -> HttpsConnector<Limited> {
     // The system's certificates know a company's own; a bare container has none at all.
     let tls = match HttpsConnectorBuilder::new().with_native_roots() {
         Ok(tls) => tls,
         Err(_) => HttpsConnectorBuilder::new().with_webpki_roots(),
     };
-    let connector = tls.https_or_http().enable_http1().wrap_connector(limited);
-    Client { connector, pool: Arc::new(Pool { kept: Mutex::default(), most }) }
+    tls.https_only().enable_http1().wrap_connector(plain)
 }
 
 /// Opens connections as long as there are permits.

@@ -8,7 +8,6 @@
 //! The signature covers all that decides what a request does, its condition included, and not the
 //! body, like OpenDAL's.
 
-use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -150,7 +149,7 @@ impl Objects {
         match self.transport.exchange(class, &self.to, request).await {
             Ok(reply) if reply.status.is_success() => Ok(reply),
             Ok(mut reply) => {
-                reply.explain().await;
+                Box::pin(reply.explain()).await;
                 Err(Failed::Answered(reply.seen))
             }
             Err(failure) => Err(Failed::Answered(Seen { failure, ..Seen::default() })),
@@ -167,28 +166,27 @@ impl Objects {
         let mut path = String::with_capacity(self.base.len() + key.as_str().len() + 8);
         path.push_str(&self.base);
         push_encoded(&mut path, key.as_str());
-        let mut headers = HeaderMap::with_capacity(10);
+        // In the order of their names, which the signature wants.
+        let mut headers = Headers::default();
         if let Some(body) = &body {
-            headers.insert(CONTENT_LENGTH, body.len().into());
+            headers.add(CONTENT_LENGTH, body.len().into());
         }
-        headers.insert(HOST, self.host.clone());
+        headers.add(HOST, self.host.clone());
         if let Some((name, value)) = condition {
-            headers.insert(name, value.try_into().map_err(unsendable)?);
+            headers.add(name, value.try_into().map_err(unsendable)?);
         }
         if let Some(keys) = &self.keys {
-            // The machine's own time, as OpenDAL takes it: a store judges a signature by it, and
-            // nothing else depends on it.
-            let now = Timestamp::now().format_iso8601();
-            let signing = match keys.current(&now) {
+            let signing = match keys.current() {
                 Some(signing) => signing,
-                None => keys.fetch(&self.transport, &now).await?,
+                // Boxed: once a second, and all others would carry its state along.
+                None => Box::pin(keys.fetch(&self.transport)).await?,
             };
-            signing.sign(&method, &path, &mut headers, now)?;
+            signing.sign(&method, &path, &mut headers)?;
         }
         let mut request = Request::new(Full::new(body.unwrap_or_default()));
         *request.method_mut() = method;
         *request.uri_mut() = path.try_into().map_err(unsendable)?;
-        *request.headers_mut() = headers;
+        *request.headers_mut() = headers.map;
         Ok(request)
     }
 }
@@ -289,47 +287,74 @@ pub fn credentials(options: &CloudOptions) -> ProvideCredentialChain<Credential>
     ProvideCredentialChain::new().push(usual.build())
 }
 
-/// Credentials, and the key that was made of them for today.
+/// Headers of a request, and how the signature wants them.
+#[derive(Default)]
+struct Headers {
+    map: HeaderMap,
+    canonical: String,
+    names: String,
+}
+
+impl Headers {
+    fn add(&mut self, name: HeaderName, value: HeaderValue) {
+        if !self.names.is_empty() {
+            self.names.push(';');
+        }
+        self.names.push_str(name.as_str());
+        self.canonical.push_str(name.as_str());
+        self.canonical.push(':');
+        // Ours are all text.
+        self.canonical.push_str(value.to_str().unwrap_or_default());
+        self.canonical.push('\n');
+        self.map.insert(name, value);
+    }
+}
+
+/// Credentials, and what was made of them for the present second.
 #[derive(Debug)]
 struct Keys {
     provider: ProvideCredentialChain<Credential>,
     region: String,
     newest: Mutex<Option<Arc<Signing>>>,
     /// Held while credentials are fetched: one of those who need them does it for all.
-    fetching: tokio::sync::Mutex<()>,
+    fetching: tokio::sync::Mutex<Option<Credential>>,
 }
 
 impl Keys {
     fn new(options: &CloudOptions, region: String) -> Self {
-        let provider = credentials(options);
-        Self { provider, region, newest: Mutex::default(), fetching: tokio::sync::Mutex::default() }
+        let (provider, newest) = (credentials(options), Mutex::default());
+        Self { provider, region, newest, fetching: tokio::sync::Mutex::default() }
     }
 
-    /// The key for requests of this time, if it is known and does not expire yet.
-    fn current(&self, now: &str) -> Option<Arc<Signing>> {
+    /// What signs requests of this second, if there is something.
+    fn current(&self) -> Option<Arc<Signing>> {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        let newest = newest.as_ref()?;
-        let lasts = newest.credential.expires_in.is_none() || newest.credential.is_valid();
-        (lasts && newest.scope.starts_with(&now[..8])).then(|| newest.clone())
+        newest.as_ref().filter(|newest| newest.second == second()).cloned()
     }
 
-    async fn fetch(&self, transport: &Arc<Transport>, now: &str) -> Result<Arc<Signing>, Failed> {
-        let _fetching = self.fetching.lock().await;
-        if let Some(signing) = self.current(now) {
+    async fn fetch(&self, transport: &Arc<Transport>) -> Result<Arc<Signing>, Failed> {
+        let mut kept = self.fetching.lock().await;
+        if let Some(signing) = self.current() {
             return Ok(signing);
         }
+        let credential = match kept.take().filter(|kept| kept.is_valid()) {
+            Some(credential) => credential,
+            None => self.provide(transport).await?,
+        };
+        *kept = Some(credential.clone());
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let signing = Arc::new(Signing::new(credential, &self.region, newest.as_deref())?);
+        *newest = Some(signing.clone());
+        Ok(signing)
+    }
+
+    async fn provide(&self, transport: &Arc<Transport>) -> Result<Credential, Failed> {
         let answered = Arc::new(Mutex::new(Answered::default()));
         let observed =
             Observed { transport: transport.clone(), answered: answered.clone(), generation: None };
         let context = context(&HttpTransporter::new(observed));
-        let found = self.provider.provide_credential(&context).await;
-        let why = match found {
-            Ok(Some(credential)) => {
-                let signing = Arc::new(Signing::new(credential, &self.region, now)?);
-                let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-                *newest = Some(signing.clone());
-                return Ok(signing);
-            }
+        let why = match self.provider.provide_credential(&context).await {
+            Ok(Some(credential)) => return Ok(credential),
             Ok(None) => "none were found".to_owned(),
             Err(error) => error.to_string(),
         };
@@ -353,13 +378,24 @@ pub fn context(transport: &HttpTransporter) -> Context {
         .with_env(OsEnv)
 }
 
-/// A credential, and the key that is made of it for one day.
+/// The machine's own time, as OpenDAL takes it: a store judges a signature by it, and nothing else
+/// depends on it.
+fn second() -> i64 {
+    Timestamp::now().as_second()
+}
+
+/// What signs the requests of one second.
 struct Signing {
+    second: i64,
     credential: Credential,
+    /// The second, `20261115T094157Z`, as text and as a header.
+    date: String,
+    date_header: HeaderValue,
+    token: Option<HeaderValue>,
     /// `20261115/us-east-1/s3/aws4_request`
     scope: String,
+    /// Good for a day.
     key: Vec<u8>,
-    token: Option<HeaderValue>,
 }
 
 impl std::fmt::Debug for Signing {
@@ -370,65 +406,48 @@ impl std::fmt::Debug for Signing {
 }
 
 impl Signing {
-    fn new(credential: Credential, region: &str, now: &str) -> Result<Self, Failed> {
-        let scope = format!("{}/{region}/s3/aws4_request", &now[..8]);
-        let mut key = format!("AWS4{}", credential.secret_access_key).into_bytes();
-        for part in scope.split('/') {
-            key = hmac_sha256(&key, part.as_bytes());
-        }
+    /// For now; the key is `before`'s if that is of the same day and credential.
+    fn new(credential: Credential, region: &str, before: Option<&Self>) -> Result<Self, Failed> {
+        let second = second();
+        let now = Timestamp::from_second(second).map_err(unsendable)?;
+        let date = now.format_iso8601();
+        let scope = format!("{}/{region}/s3/aws4_request", now.format_date());
+        let secret = &credential.secret_access_key;
+        let same = |before: &&Self| {
+            before.scope == scope && before.credential.secret_access_key == *secret
+        };
+        let key = match before.filter(same) {
+            Some(before) => before.key.clone(),
+            None => scope.split('/').fold(format!("AWS4{secret}").into_bytes(), |key, part| {
+                hmac_sha256(&key, part.as_bytes())
+            }),
+        };
         let token = credential.session_token.as_deref().map(HeaderValue::from_str);
         let mut token = token.transpose().map_err(unsendable)?;
         token.iter_mut().for_each(|token| token.set_sensitive(true));
-        Ok(Self { credential, scope, key, token })
+        let date_header = HeaderValue::from_str(&date).map_err(unsendable)?;
+        Ok(Self { second, credential, date, date_header, token, scope, key })
     }
 
     /// Adds what makes the request ours. All headers that are there are signed.
-    fn sign(
-        &self,
-        method: &Method,
-        path: &str,
-        headers: &mut HeaderMap,
-        now: String,
-    ) -> Result<(), Failed> {
-        headers.insert(X_AMZ_CONTENT, HeaderValue::from_static(UNSIGNED));
-        headers.insert(X_AMZ_DATE, HeaderValue::from_str(&now).map_err(unsendable)?);
+    fn sign(&self, method: &Method, path: &str, headers: &mut Headers) -> Result<(), Failed> {
+        headers.add(X_AMZ_CONTENT, HeaderValue::from_static(UNSIGNED));
+        headers.add(X_AMZ_DATE, self.date_header.clone());
         if let Some(token) = &self.token {
-            headers.insert(X_AMZ_TOKEN, token.clone());
+            headers.add(X_AMZ_TOKEN, token.clone());
         }
-        let mut canonical = String::with_capacity(512);
-        let mut names = String::with_capacity(96);
-        let _ = write!(canonical, "{method}\n{path}\n\n");
-        // In the order of their names.
-        for name in [
-            &CONTENT_LENGTH,
-            &HOST,
-            &IF_MATCH,
-            &IF_NONE_MATCH,
-            &X_AMZ_CONTENT,
-            &X_AMZ_DATE,
-            &X_AMZ_TOKEN,
-        ] {
-            let Some(value) = headers.get(name) else { continue };
-            let value = value.to_str().map_err(unsendable)?;
-            let _ = writeln!(canonical, "{name}:{value}");
-            if !names.is_empty() {
-                names.push(';');
-            }
-            names.push_str(name.as_str());
-        }
-        let _ = write!(canonical, "\n{names}\n{UNSIGNED}");
-        let Self { credential, scope, key, .. } = self;
-        let hash = hex_sha256(canonical.as_bytes());
-        let to_sign = format!("AWS4-HMAC-SHA256\n{now}\n{scope}\n{hash}");
+        let Headers { map, canonical, names } = headers;
+        let request = [method.as_str(), "\n", path, "\n\n", canonical, "\n", names, "\n", UNSIGNED];
+        let hash = hex_sha256(request.concat().as_bytes());
+        let Self { credential, date, scope, key, .. } = self;
+        let to_sign = ["AWS4-HMAC-SHA256\n", date, "\n", scope, "\n", &hash].concat();
         let signature = hex_hmac_sha256(key, to_sign.as_bytes());
         let access = &credential.access_key_id;
-        let mut value: HeaderValue = format!(
-            "AWS4-HMAC-SHA256 Credential={access}/{scope}, SignedHeaders={names}, Signature={signature}"
-        )
-        .try_into()
-        .map_err(unsendable)?;
+        let words = ["AWS4-HMAC-SHA256 Credential=", access, "/", scope, ", SignedHeaders=", names];
+        let value = [&words.concat(), ", Signature=", &signature].concat();
+        let mut value = HeaderValue::try_from(value).map_err(unsendable)?;
         value.set_sensitive(true);
-        headers.insert(AUTHORIZATION, value);
+        map.insert(AUTHORIZATION, value);
         Ok(())
     }
 }
