@@ -61,12 +61,28 @@ impl Bare {
         if let Some((name, value)) = condition {
             request = request.header(name, value);
         }
-        for (name, value) in self.signer.headers(method, &self.host, &path, condition) {
+        for (name, value) in self.signer.headers(method, &self.host, (&path, ""), condition) {
             request = request.header(name, value);
         }
         let headers = send(connection, request.body(Full::new(body))?, expected).await?;
         let etag = headers.get(ETAG).map(|etag| etag.to_str().map(str::to_owned));
         Ok(etag.transpose()?.unwrap_or_default())
+    }
+}
+
+impl Bare {
+    /// One page of the keys below a prefix of plain letters, which is read and not looked at.
+    pub async fn list(&self, connection: &mut Connection, prefix: &str) -> Result<()> {
+        let path = format!("/{}", self.bucket);
+        let prefix = prefix.replace('/', "%2F");
+        let query = format!("list-type=2&max-keys=1000&prefix={prefix}");
+        let url = format!("{path}?{query}");
+        let mut request = Request::builder().method("GET").uri(url).header("host", &self.host);
+        for (name, value) in self.signer.headers("GET", &self.host, (&path, &query), None) {
+            request = request.header(name, value);
+        }
+        send(connection, request.body(Full::default())?, 200).await?;
+        Ok(())
     }
 }
 

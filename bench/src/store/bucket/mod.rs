@@ -81,7 +81,7 @@ fn row(rig: &Rig, report: &mut Report, name: &str, server: Server, each: usize) 
 }
 
 /// Objects per second, each task writing `each`.
-pub fn ours(runtime: &Runtime, store: &Store, run: &str, each: usize) -> Result<f64> {
+fn ours(runtime: &Runtime, store: &Store, run: &str, each: usize) -> Result<f64> {
     runtime.block_on(async {
         let start = Instant::now();
         let mut tasks = JoinSet::new();

@@ -25,13 +25,13 @@ impl Signer {
         Self { access: access.to_owned(), scope, key: hmac(&key) }
     }
 
-    /// The headers that sign a request at this moment. `path` is escaped already, `condition` is signed
-    /// with the rest.
+    /// The headers that sign a request at this moment. `path` and `query` are escaped already, and the
+    /// query's parts in order; `condition` is signed with the rest.
     pub fn headers(
         &self,
         method: &str,
         host: &str,
-        path: &str,
+        (path, query): (&str, &str),
         condition: Option<(&str, &str)>,
     ) -> [(&'static str, String); 3] {
         let now = now();
@@ -43,7 +43,7 @@ impl Signer {
             None => ("host;x-amz-content-sha256;x-amz-date".to_owned(), String::new()),
         };
         let canonical = format!(
-            "{method}\n{path}\n\nhost:{host}\n{condition}x-amz-content-sha256:{UNSIGNED}\n\
+            "{method}\n{path}\n{query}\nhost:{host}\n{condition}x-amz-content-sha256:{UNSIGNED}\n\
              x-amz-date:{now}\n\n{signed}\n{UNSIGNED}"
         );
         let Self { access, scope, key } = self;
