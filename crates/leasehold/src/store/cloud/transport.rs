@@ -375,6 +375,7 @@ impl Body {
     }
 
     /// All of it.
+    #[cfg(feature = "s3")]
     pub async fn read_all(&mut self) -> Result<Bytes, Failure> {
         let Some(first) = self.next_bytes().await.transpose()? else { return Ok(Bytes::new()) };
         // Small objects come in one piece.
