@@ -290,3 +290,36 @@ async fn googles_conditions_are_generations() {
         assert!(target.ends_with(&format!("ifGenerationMatch={condition}")), "{target}");
     }
 }
+
+/// A server may close a connection that nobody uses. The next request goes over a new one, and there
+/// is no doubt about it: it never left.
+#[tokio::test]
+async fn a_connection_that_was_closed_while_it_was_idle_costs_nothing() {
+    use std::io::{Read as _, Write as _};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, mut head) = (stream.unwrap(), Vec::new());
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.extend(byte);
+            }
+            let date = "Sun, 15 Nov 2026 10:00:07 GMT";
+            let answer =
+                format!("HTTP/1.1 404 Not Found\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n");
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let mut connect = Connect::new("s3://bucket".parse().unwrap());
+    connect.settings = settings();
+    connect.cloud =
+        CloudOptions { endpoint: Some(endpoint), anonymous: true, ..CloudOptions::default() };
+    let store = connect.open().unwrap();
+    for _ in 0..10 {
+        assert_eq!(store.head(&key()).await.unwrap(), None);
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    assert_eq!((store.usage().head, store.usage().retries), (10, 0));
+}

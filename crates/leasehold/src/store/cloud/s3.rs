@@ -451,3 +451,6 @@ impl Signing {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+use reqsign_aws_v4::RequestSigner;
+use reqsign_core::Signer;
+
+use super::*;
+
+fn options(endpoint: Option<&str>) -> CloudOptions {
+    CloudOptions {
+        endpoint: endpoint.map(str::to_owned),
+        region: Some("eu-north-1".to_owned()),
+        access_key: Some("access".to_owned()),
+        secret_key: Some("secret".to_owned()),
+        ..CloudOptions::default()
+    }
+}
+
+fn credential(token: Option<&str>) -> Credential {
+    Credential {
+        access_key_id: "access".to_owned(),
+        secret_access_key: "secret".to_owned(),
+        session_token: token.map(str::to_owned),
+        expires_in: None,
+    }
+}
+
+/// Ours and that of the library which signs all other requests, made within the same second.
+async fn both(
+    method: Method,
+    key: &str,
+    condition: Option<(HeaderName, &str)>,
+    token: Option<&str>,
+) -> (HeaderMap, HeaderMap) {
+    let mut path = "/bucket/".to_owned();
+    push_encoded(&mut path, key);
+    loop {
+        let mut headers = Headers::default();
+        let mut theirs = Request::builder().method(&method);
+        theirs = theirs.uri(format!("https://s3.example.com{path}"));
+        if method == Method::PUT {
+            headers.add(CONTENT_LENGTH, 17.into());
+            theirs = theirs.header(CONTENT_LENGTH, 17);
+        }
+        headers.add(HOST, HeaderValue::from_static("s3.example.com"));
+        if let Some((name, value)) = &condition {
+            headers.add(name.clone(), value.parse().unwrap());
+            theirs = theirs.header(name, *value);
+        }
+        let Ok(signing) = Signing::new(credential(token), "eu-north-1", None) else {
+            panic!("no key was made");
+        };
+        assert!(signing.sign(&method, &path, &mut headers).is_ok());
+        let (mut theirs, ()) = theirs.body(()).unwrap().into_parts();
+        let mut given = StaticCredentialProvider::new("access", "secret");
+        if let Some(token) = token {
+            given = given.with_session_token(token);
+        }
+        let signer = RequestSigner::new("s3", "eu-north-1");
+        let signer = Signer::new(Context::new(), given, signer);
+        signer.sign(&mut theirs, None).await.unwrap();
+        if theirs.headers[X_AMZ_DATE] == headers.map[X_AMZ_DATE] {
+            return (headers.map, theirs.headers);
+        }
+    }
+}
+
+#[tokio::test]
+async fn signatures_are_those_of_the_library() {
+    for key in ["plain/task.json", "a b", "50%", "x+y?z#", "é/ü", "(a)*'!~-_.$&,:;=@"] {
+        for (method, condition) in [
+            (Method::GET, None),
+            (Method::GET, Some((IF_NONE_MATCH, "\"v1\""))),
+            (Method::HEAD, None),
+            (Method::PUT, None),
+            (Method::PUT, Some((IF_NONE_MATCH, "*"))),
+            (Method::PUT, Some((IF_MATCH, "\"v1\""))),
+            (Method::DELETE, Some((IF_MATCH, "\"v1\""))),
+        ] {
+            for token in [None, Some("token/of+a==session")] {
+                let (ours, theirs) = both(method.clone(), key, condition.clone(), token).await;
+                assert_eq!(ours[AUTHORIZATION], theirs[AUTHORIZATION], "{method} {key:?}");
+                assert_eq!(ours.get(X_AMZ_TOKEN), theirs.get(X_AMZ_TOKEN));
+                let names = ours[AUTHORIZATION].to_str().unwrap();
+                let (name, _) = condition.clone().unwrap_or((HOST, ""));
+                assert!(names.contains(name.as_str()), "the condition is signed: {names}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_key_of_a_day_is_made_once_for_a_credential() {
+    fn make(credential: Credential, before: Option<&Signing>) -> Signing {
+        match Signing::new(credential, "eu-north-1", before) {
+            Ok(signing) => signing,
+            Err(_) => panic!("no key was made"),
+        }
+    }
+    let mut first = make(credential(None), None);
+    // One that could not be made anew.
+    first.key = b"kept".to_vec();
+    assert_eq!(make(credential(None), Some(&first)).key, b"kept");
+    let other = Credential { secret_access_key: "other".to_owned(), ..credential(None) };
+    assert_ne!(make(other, Some(&first)).key, b"kept");
+    first.scope = "20000101/eu-north-1/s3/aws4_request".to_owned();
+    assert_ne!(make(credential(None), Some(&first)).key, b"kept");
+}
+
+#[test]
+fn buckets_are_where_opendal_looks_for_them() {
+    let url = |bucket: &str, options: &CloudOptions| bucket_url(bucket, options, "eu-north-1");
+    assert_eq!(url("b", &options(None)), "https://b.s3.eu-north-1.amazonaws.com");
+    // No certificate is for such a host.
+    assert_eq!(url("b.c", &options(None)), "https://s3.eu-north-1.amazonaws.com/b.c");
+    let own = options(Some("http://127.0.0.1:9000/"));
+    assert_eq!(url("b", &own), "http://127.0.0.1:9000/b");
+    let hosted = CloudOptions { path_style: Some(false), ..options(Some("minio.example.com")) };
+    assert_eq!(url("b", &hosted), "https://b.minio.example.com");
+    let named = CloudOptions { path_style: Some(false), ..options(Some("https://b.example.com")) };
+    assert_eq!(url("b", &named), "https://b.example.com");
+}
