@@ -26,7 +26,7 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     let mut shares = vec![Vec::new(); all.len()];
     let runs = rounds(rig.pairs(), all.len(), |at| {
         arena.settle()?;
-        let Race { millis, share, .. } = race(&all[at], PROCESSES, TOTAL)?;
+        let (millis, share) = race(&all[at], PROCESSES, TOTAL)?;
         shares[at].push(share);
         Ok(millis)
     })?;
@@ -52,18 +52,8 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     arena.clear()
 }
 
-/// What came of a race.
-pub struct Race {
-    /// How long it took.
-    pub millis: f64,
-    /// The smallest share by the largest.
-    pub share: f64,
-    /// How many requests all of them made, where that is a bucket.
-    pub requests: f64,
-}
-
-/// Increments by so many processes, until there are so many.
-pub fn race(contestant: &Contestant<'_>, processes: usize, total: f64) -> Result<Race> {
+/// How long it takes, and the smallest share by the largest.
+pub fn race(contestant: &Contestant<'_>, processes: usize, total: f64) -> Result<(f64, f64)> {
     let counter = Counter::new(&contestant.place)?;
     let mut players = Vec::new();
     for _ in 0..processes {
@@ -78,12 +68,6 @@ pub fn race(contestant: &Contestant<'_>, processes: usize, total: f64) -> Result
         shares.push(player.hear()?.parse::<f64>()?);
     }
     let millis = start.elapsed().as_secs_f64() * 1000.0;
-    let mut requests = 0.0;
-    if let Place::Bucket { .. } = contestant.place {
-        for player in &mut players {
-            requests += player.ask("requests")?;
-        }
-    }
     let text = counter.read()?;
     let value: serde_json::Value = serde_json::from_str(&text)?;
     let name = contestant.name;
@@ -91,7 +75,7 @@ pub fn race(contestant: &Contestant<'_>, processes: usize, total: f64) -> Result
     ensure!(shares.iter().sum::<f64>() == total, "{name}: shares do not add up: {shares:?}");
     let smallest = shares.iter().copied().fold(f64::MAX, f64::min);
     let largest = shares.iter().copied().fold(0.0, f64::max);
-    Ok(Race { millis, share: smallest / largest, requests })
+    Ok((millis, smallest / largest))
 }
 
 /// The number that everybody increments.

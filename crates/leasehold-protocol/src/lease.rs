@@ -212,7 +212,7 @@ pub fn acquire(
         Some(token) => token.max(floor).saturating_add(1),
         None => (from.as_micros().max(1) as u64).min(MAX_TOKEN / 2).max(floor.saturating_add(1)),
     };
-    let mut lease = Lease {
+    let lease = Lease {
         holder: holder.name.to_owned(),
         acquired_at: Some(now),
         heartbeat_at: Some(now),
@@ -227,41 +227,11 @@ pub fn acquire(
         // What others keep in the record outlives its holders.
         other: before.map(|lease| lease.other.clone()).unwrap_or_default(),
     };
-    // That was about the one before.
-    note_awaited(&mut lease, false);
     let when = match seen {
         Some(seen) => When::Matches(seen.version.clone()),
         None => When::Absent,
     };
     Change { lease, when }
-}
-
-/// The field of a record that says that others wait for the lease, and that its holder knows.
-const WAITING: &str = "waiting";
-
-/// Whether others are known to wait for this lease.
-pub fn is_awaited(lease: &Lease) -> bool {
-    lease.other.contains_key(WAITING)
-}
-
-/// Notes in a record that others wait for the lease, or that none are known to.
-pub fn note_awaited(lease: &mut Lease, awaited: bool) {
-    match awaited {
-        true => _ = lease.other.insert(WAITING.to_owned(), true.into()),
-        false => _ = lease.other.remove(WAITING),
-    }
-}
-
-/// Tells the holder of a lease that somebody waits, so that it gives way after its release. `None` if
-/// nobody holds it, or it has been told: a second time would only keep a dead lease fresh.
-pub fn tell_awaited(seen: &Seen, nonce: Nonce) -> Option<Change> {
-    let lease = seen.record.as_ref().ok()?;
-    if lease.state != State::Held || is_awaited(lease) {
-        return None;
-    }
-    let mut lease = lease.clone().marked(nonce);
-    note_awaited(&mut lease, true);
-    Some(Change { lease, when: When::Matches(seen.version.clone()) })
 }
 
 /// The record of a renewal: the same holder and token, a new time and mark.

@@ -271,25 +271,3 @@ fn a_holder_stops_before_anyone_may_start() {
         assert!(margin(ttl) > Duration::ZERO && margin(ttl) < ttl);
     }
 }
-
-/// Whoever waits tells once, or it would keep a dead lease fresh (FIELD.md row 25); the holder goes on,
-/// its release says so, and the next one starts anew.
-#[test]
-fn that_others_wait_is_told_once_and_forgotten_by_the_next_holder() {
-    let lease = held(None);
-    let told = tell_awaited(&seen(lease.clone(), 1000, 1001), NONCE).unwrap();
-    assert_eq!(told.when, When::Matches(Version::new("v1")));
-    assert!(is_awaited(&told.lease) && !is_awaited(&lease));
-    let there = seen(told.lease.clone(), 1001, 1002);
-    assert_eq!(tell_awaited(&there, NONCE), None);
-    let Refused::StillOurs(ours, _) = after_refusal(&lease, Some(&there)) else {
-        panic!("lost by being told");
-    };
-    assert!(is_awaited(&renew(&ours, at(1003), None, NONCE)));
-    let released = release(&ours, at(1004), NONCE);
-    assert!(is_awaited(&released));
-    let free = seen(released, 1004, 1005);
-    assert_eq!(tell_awaited(&free, NONCE), None, "there is nobody to tell");
-    let holder = Holder { name: "b", ttl: TTL, place: None };
-    assert!(!is_awaited(&acquire(Some(&free), &holder, at(1006), 0, NONCE).lease));
-}

@@ -100,8 +100,6 @@ pub struct HeldBy {
     pub token: Option<u64>,
     /// It cannot become stale sooner than this.
     pub left: Duration,
-    /// What was seen.
-    pub(crate) seen: Box<Seen>,
     /// Who asks for it already.
     pub ask: Option<Ask>,
     /// Whether that is this very process, which must not be kept from going on.
@@ -109,26 +107,6 @@ pub struct HeldBy {
 }
 
 impl HeldBy {
-    /// For how long it has been held, at least, as its record says: both times are told to the second.
-    pub(crate) fn age(&self) -> Duration {
-        let since = self.seen.record.as_ref().ok().and_then(|lease| lease.acquired_at);
-        since.map_or(Duration::ZERO, |at| self.seen.now.since(at).saturating_sub(lease::SLACK))
-    }
-
-    /// Whether the other one is an earlier tenure of the same holder.
-    pub(crate) fn is_again(&self, before: &Self) -> bool {
-        match (&self.seen.record, &before.seen.record) {
-            (Ok(now), Ok(before)) => {
-                let process =
-                    |lease: &Lease| lease.place.as_ref().map(|place| place.process.clone());
-                now.holder == before.holder
-                    && now.token > before.token
-                    && process(now) == process(before)
-            }
-            _ => false,
-        }
-    }
-
     /// Whether that is this very process: an earlier attempt whose answer was lost.
     pub fn is_us(&self) -> bool {
         self.is_us
@@ -169,10 +147,6 @@ struct Memory {
     exists: bool,
     /// When somebody else was last seen to hold it.
     contended: Option<BootTime>,
-    /// On a bucket: how often to give way to others before they are taken to be gone.
-    crowd: u8,
-    /// When we released it last, and for how long we had had it.
-    released: Option<(BootTime, Duration)>,
     /// When we got it after others had their turn.
     turn: Option<BootTime>,
     /// The version that was seen last, and since when.
@@ -231,43 +205,6 @@ impl Desk {
             // Where a record once was there still is one: creating it would only be refused.
             None if exists => self.attempt_again().await,
             known => self.acquire(known, false).await,
-        }
-    }
-
-    /// How long to wait before trying, where others wait for it too: whoever has just released a lease on
-    /// a bucket is always the first to try again, by one request where they need two. `base` is how
-    /// often they look. `None` if nobody is known to wait, or we have had our turn for less than an
-    /// eighth of that: to hand it over costs as much; or if it would take half of our patience.
-    pub(crate) fn courtesy(&self, base: Duration, patience: Option<Duration>) -> Option<Duration> {
-        let env = self.0.store.env();
-        if !self.0.store.kind().is_bucket() {
-            return None;
-        }
-        let now = env.clock().boot();
-        let mut memory = self.memory();
-        let (at, held) = memory.released?;
-        if memory.crowd == 0 || memory.turn.is_some_and(|turn| now.since(turn) < base / 8) {
-            return None;
-        }
-        // They had a part of it already.
-        let pause = wait::courtesy(held, base, env.random()).saturating_sub(now.since(at));
-        if patience.is_some_and(|patience| pause > patience / 2) {
-            return None;
-        }
-        memory.crowd -= 1;
-        memory.free = None;
-        Some(pause)
-    }
-
-    /// Tells a holder that has taken the lease again, over the heads of those who wait on a bucket, that
-    /// there are some: one PUT, unless it knows. It finds out when it renews or releases the lease, which
-    /// is refused once for that.
-    pub(crate) async fn tell_awaited(&self, held: &HeldBy) {
-        let nonce = self.0.store.env().nonce();
-        let Some(change) = lease::tell_awaited(&held.seen, nonce) else { return };
-        // What does not arrive is told another time.
-        if let Err(error) = self.write(&change.lease, change.when, nonce).await {
-            tracing::debug!(%error, "the holder was not told that others wait");
         }
     }
 
@@ -360,10 +297,6 @@ impl Desk {
         let backend = store.backend();
         let nonce = store.env().nonce();
         let mut change = lease::acquire(known, &holder, now, 0, nonce);
-        // Nobody needs to tell what we know.
-        if store.kind().is_bucket() && self.memory().crowd > 0 {
-            lease::note_awaited(&mut change.lease, true);
-        }
         fill(&mut change.lease);
         if mutant::is(Mutant::GetThenPut) {
             if known.is_none() && store.get(key).await?.is_some() {
@@ -548,8 +481,7 @@ impl Desk {
 
     fn note_contention(&self) {
         let now = self.0.store.env().clock().boot();
-        let mut memory = self.memory();
-        (memory.contended, memory.crowd) = (Some(now), wait::VAIN);
+        self.memory().contended = Some(now);
     }
 
     fn keeper(&self) -> MutexGuard<'_, tenure::Keeper> {
@@ -620,7 +552,6 @@ fn held_by(seen: &Seen, left: Duration) -> Attempt {
         ),
         token: record.and_then(|lease| lease.token),
         left,
-        seen: Box::new(seen.clone()),
         ask: record.and_then(|lease| lease.ask.clone()),
         is_us: record.and_then(|lease| lease.place.as_ref()).is_some_and(|place| {
             // The first processes of two containers have the same number.

@@ -13,7 +13,6 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::Desk;
-use super::wait::VAIN;
 use crate::env::BootTime;
 use crate::store::{Delete, Durability, Get, Kind, Put, Unknown, Watch};
 use crate::{ErrorKind, Key, Result, Version, When};
@@ -434,10 +433,6 @@ impl Core {
                 if lease.ask.is_some() {
                     self.asked.send_replace(lease.ask.clone());
                 }
-                // Told by one of them. What we noted ourselves says nothing new.
-                if lease::is_awaited(&lease) && !lease::is_awaited(held) {
-                    self.desk.memory().crowd = VAIN;
-                }
                 let mut ours = self.held();
                 ours.lease = *lease;
                 ours.version = version;
@@ -562,11 +557,7 @@ impl Core {
                 Put::Stored(version) => {
                     // The next acquisition at this desk needs not read it.
                     let seen = Seen { record: Ok(released), version, modified: now, now };
-                    let at = store.env().clock().boot();
-                    let mut memory = self.desk.memory();
-                    memory.free = Some(seen);
-                    memory.released = Some((at, at.since(self.since)));
-                    drop(memory);
+                    self.desk.memory().free = Some(seen);
                     self.released.store(true, SeqCst);
                     return Ok(());
                 }

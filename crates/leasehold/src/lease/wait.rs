@@ -19,12 +19,8 @@ pub(crate) enum Awaited {
     AnyOf(String),
 }
 
-/// Decides when to look again: with full jitter, so that many who wait do not come at once; and as
-/// soon as something changes, where the store tells.
-///
-/// On a bucket pauses grow with how long the lock has been held, and not with how long somebody has
-/// waited for it: or whoever came last, or has just released it, would look most often and get it
-/// again and again.
+/// Decides when to look again: with growing pauses and full jitter, so that many who wait do not
+/// come at once; and as soon as something changes, where the store tells.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     awaited: Awaited,
@@ -33,9 +29,6 @@ pub(crate) struct Waiting {
     attempt: u32,
     base: Duration,
     cap: Duration,
-    /// On a bucket: the token under which it was held when we looked last, and since when we see that
-    /// one.
-    holding: Option<(Option<u64>, BootTime)>,
     /// Made once it has taken longer than most locks are held.
     watch: Option<Watch>,
 }
@@ -67,21 +60,6 @@ pub(super) const LATELY: Duration = Duration::from_millis(10);
 /// under it. Handing it over each time would take longer than the work.
 pub(super) const TURN: Duration = Duration::from_millis(1);
 
-/// On a bucket: how often who has released a lock that others wanted gives way to them although none of
-/// them comes, before it takes them to be gone.
-pub(super) const VAIN: u8 = 2;
-
-/// On a bucket: how long to leave a lock to others that was held for this long, if those who wait for it
-/// look again after at most `base` or, where that is longer, after as long as it was held.
-pub(super) fn courtesy(held: Duration, base: Duration, random: u64) -> Duration {
-    let longest = base.saturating_mul(10);
-    let pause = held.clamp(base, longest);
-    pause + full_jitter(0, pause / 4, pause / 4, random)
-}
-
-/// The shortest pause on a bucket may be up to this: each look is a paid request.
-const PAID: Duration = Duration::from_millis(10);
-
 /// Sleeps for at most this long, on this very thread: a runtime's timers are too coarse for what a
 /// lock in a directory takes.
 fn sleep_up_to(store: &Store, most: Duration) {
@@ -95,8 +73,8 @@ pub(super) fn give_way(store: &Store) {
 }
 
 impl Waiting {
-    /// For at most `patience`, or for ever. On a bucket, where a look is a paid request, pauses are up
-    /// to `base` at least; in a directory it takes microseconds, and a waiter comes back soon.
+    /// For at most `patience`, or for ever. On a bucket, where a look is a paid request, pauses
+    /// begin at `base`; in a directory it takes microseconds, and a waiter comes back soon.
     pub fn new(
         store: &Store,
         awaited: Awaited,
@@ -106,12 +84,10 @@ impl Waiting {
         let since = store.env().clock().boot();
         let (base, cap) = match store.kind() {
             Kind::Directory | Kind::Memory => (Duration::from_micros(60), UNWATCHED),
-            Kind::S3 | Kind::Gcs | Kind::Azure => {
-                (base.max(PAID), base.max(PAID).saturating_mul(50))
-            }
+            Kind::S3 | Kind::Gcs | Kind::Azure => (base, base.saturating_mul(50)),
         };
         let deadline = patience.map(|patience| since.plus(patience));
-        Self { awaited, since, deadline, attempt: 0, base, cap, holding: None, watch: None }
+        Self { awaited, since, deadline, attempt: 0, base, cap, watch: None }
     }
 
     /// Waits for the next look, or says that there is no time for one.
@@ -143,18 +119,11 @@ impl Waiting {
                 return true;
             }
         }
-        let random = store.env().random();
-        let pause = if store.kind().is_bucket() {
-            let longest = self.held_for(held, now).clamp(self.base, self.cap);
-            full_jitter(0, longest, longest, random)
-        } else {
-            let cap = match &self.watch {
-                Some(watch) if watch.is_live() => WATCHED,
-                _ => self.cap,
-            };
-            full_jitter(self.attempt, self.base, cap, random)
+        let cap = match &self.watch {
+            Some(watch) if watch.is_live() => WATCHED,
+            _ => self.cap,
         };
-        let pause = pause.min(left);
+        let pause = full_jitter(self.attempt, self.base, cap, store.env().random()).min(left);
         self.attempt = self.attempt.saturating_add(1);
         match &mut self.watch {
             Some(watch) => tokio::select! {
@@ -166,17 +135,6 @@ impl Waiting {
             None => clock.sleep(pause).await,
         }
         true
-    }
-
-    /// For how long its holder has had it, at least: as we have seen it, or as its record says.
-    fn held_for(&mut self, held: &HeldBy, now: BootTime) -> Duration {
-        match self.holding {
-            Some((token, since)) if token == held.token => now.since(since).max(held.age()),
-            _ => {
-                self.holding = Some((held.token, now));
-                held.age()
-            }
-        }
     }
 
     /// Returns when the lock file seems to be gone, or after a few milliseconds. A glance takes a

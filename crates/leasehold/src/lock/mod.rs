@@ -225,28 +225,15 @@ impl Lock {
             patience,
             self.settings.retry_delay,
         );
-        let mut attempt = match self.desk.courtesy(self.settings.retry_delay, patience) {
-            Some(pause) => {
-                self.store.env().clock().sleep(pause).await;
-                self.desk.attempt_again().await?
-            }
-            None => self.desk.attempt().await?,
-        };
-        let mut last = None;
+        let mut attempt = self.desk.attempt().await?;
         loop {
             let held = match attempt {
                 Attempt::Acquired(tenure) => return Ok(Ok(Guard(tenure))),
                 Attempt::Held(held) => held,
             };
-            if last.is_some_and(|last: Box<HeldBy>| held.is_again(&last))
-                && self.store.kind().is_bucket()
-            {
-                self.desk.tell_awaited(&held).await;
-            }
             if !waiting.pause(&self.store, &held).await {
                 return Ok(Err(*held));
             }
-            last = Some(held);
             attempt = self.desk.attempt_again().await?;
         }
     }
