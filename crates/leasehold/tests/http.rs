@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // in a test, a failure is a panic
 
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use leasehold::store::cloud::CloudOptions;
 use leasehold::store::{Connect, Delete, Put, Store, Unknown};
-use leasehold::{Error, ErrorKind, Key, Nonce, Proof, StoreSettings, When, Write};
+use leasehold::{Durability, Error, ErrorKind, Key, Nonce, Proof, StoreSettings, When, Write};
 use leasehold_testkit::http::{Request, Spoil, TinyS3};
 
 const OURS: Nonce = Nonce::from_bytes([9; 16]);
@@ -276,7 +278,7 @@ async fn googles_conditions_are_generations() {
         CloudOptions { endpoint: Some(server.endpoint()), anonymous: true, ..Default::default() };
     let store = connect.open().unwrap();
     let put = async |when: When| {
-        let durability = leasehold::Durability::Volatile;
+        let durability = Durability::Volatile;
         store.backend().put(&key(), "x".into(), &when, durability).await.unwrap()
     };
     let Put::Stored(version) = put(When::Absent).await else { panic!("not stored") };
@@ -291,35 +293,94 @@ async fn googles_conditions_are_generations() {
     }
 }
 
+/// What an answer begins with that has this status.
+fn head(status: &str) -> String {
+    format!("HTTP/1.1 {status}\r\nDate: Sun, 15 Nov 2026 10:00:07 GMT\r\n")
+}
+
+/// A server in whose hands a connection is: the first, the second and so on. Its URL.
+fn by_hand(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let serve = std::sync::Arc::new(serve);
+    std::thread::spawn(move || {
+        for (n, stream) in listener.incoming().enumerate() {
+            let (stream, serve) = (stream.unwrap(), serve.clone());
+            std::thread::spawn(move || serve(stream, n));
+        }
+    });
+    endpoint
+}
+
+/// The first line of the next request, if there is one. Its body is not read.
+fn request_line(mut stream: &TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).ok()?;
+        head.extend(byte);
+    }
+    String::from_utf8(head).unwrap().lines().next().map(str::to_owned)
+}
+
+fn connect_unsigned(endpoint: String, settings: StoreSettings) -> Store {
+    let mut connect = Connect::new("s3://bucket".parse().unwrap());
+    connect.settings = settings;
+    connect.cloud =
+        CloudOptions { endpoint: Some(endpoint), anonymous: true, ..CloudOptions::default() };
+    connect.open().unwrap()
+}
+
 /// A server may close a connection that nobody uses. The next request goes over a new one, and there
 /// is no doubt about it: it never left.
 #[tokio::test]
 async fn a_connection_that_was_closed_while_it_was_idle_costs_nothing() {
-    use std::io::{Read as _, Write as _};
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (mut stream, mut head) = (stream.unwrap(), Vec::new());
-            while !head.ends_with(b"\r\n\r\n") {
-                let mut byte = [0];
-                stream.read_exact(&mut byte).unwrap();
-                head.extend(byte);
-            }
-            let date = "Sun, 15 Nov 2026 10:00:07 GMT";
-            let answer =
-                format!("HTTP/1.1 404 Not Found\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n");
-            stream.write_all(answer.as_bytes()).unwrap();
-        }
+    let endpoint = by_hand(|mut stream, _| {
+        request_line(&stream).unwrap();
+        let answer = head("404 Not Found") + "Content-Length: 0\r\n\r\n";
+        stream.write_all(answer.as_bytes()).unwrap();
     });
-    let mut connect = Connect::new("s3://bucket".parse().unwrap());
-    connect.settings = settings();
-    connect.cloud =
-        CloudOptions { endpoint: Some(endpoint), anonymous: true, ..CloudOptions::default() };
-    let store = connect.open().unwrap();
+    let store = connect_unsigned(endpoint, settings());
     for _ in 0..10 {
         assert_eq!(store.head(&key()).await.unwrap(), None);
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
     assert_eq!((store.usage().head, store.usage().retries), (10, 0));
+}
+
+/// An overloaded server answers before it has read all of a request, and reads no more of it. The next
+/// one does not wait behind that: it goes over another connection, for which there is room even
+/// where only one is allowed.
+#[tokio::test]
+async fn a_connection_on_which_a_body_is_stuck_is_not_used_again() {
+    for connections in [1, 4] {
+        let endpoint = by_hand(|mut stream, _| {
+            while let Some(line) = request_line(&stream) {
+                if line.starts_with("PUT") {
+                    let text = "<Error><Code>SlowDown</Code></Error>";
+                    let answer = head("503 Slow Down") + "Content-Length: 36\r\n\r\n" + text;
+                    stream.write_all(answer.as_bytes()).unwrap();
+                    std::thread::sleep(Duration::from_secs(120));
+                }
+                let answer = head("404 Not Found") + "Content-Length: 0\r\n\r\n";
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let settings =
+            StoreSettings { connections, request_timeout: Duration::from_secs(60), ..settings() };
+        let store = connect_unsigned(endpoint, settings);
+        let put = || {
+            let body = vec![b'x'; 16 << 20].into();
+            store.backend().put(leasehold_key(), body, &When::Any, Durability::Volatile)
+        };
+        for put in futures::future::join_all((0..connections).map(|_| put())).await {
+            let Put::Unknown(Unknown::NoAnswer(error)) = put.unwrap() else { panic!("not busy") };
+            assert!(error.to_string().contains("SlowDown"), "{error}");
+        }
+        for _ in 0..3 {
+            let get = tokio::time::timeout(Duration::from_secs(20), store.get(&key())).await;
+            assert_eq!(get.unwrap().unwrap(), None);
+        }
+        assert_eq!((store.usage().get, store.usage().retries), (3, 0));
+    }
 }

@@ -23,6 +23,7 @@ use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::AbortHandle;
 use tower_service::Service;
 
 /// Why a request was not answered.
@@ -135,10 +136,31 @@ struct Kept {
     watched: bool,
 }
 
+/// How long a connection that was used before may take to be ready for a request. It is at once, as a
+/// rule.
+const UNREADY: Duration = Duration::from_millis(100);
+
+/// An open connection. If it is dropped it is closed.
+#[derive(Debug)]
+struct Link {
+    sender: SendRequest<Full<Bytes>>,
+    task: AbortHandle,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // One that is ready ends by itself, in order. Any other would first write all of a body that
+        // the server may not read any more, and keep its socket and its permit until then.
+        if !self.sender.is_ready() {
+            self.task.abort();
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Idle {
     to: Target,
-    sender: SendRequest<Full<Bytes>>,
+    link: Link,
     /// Nobody has used it since somebody looked.
     unused: bool,
 }
@@ -147,19 +169,19 @@ struct Idle {
 #[derive(Debug)]
 pub struct Lent {
     to: Target,
-    sender: SendRequest<Full<Bytes>>,
+    link: Link,
     pool: Arc<Pool>,
 }
 
 impl Lent {
     /// The answer has been read: somebody else may use it.
     pub fn give_back(self) {
-        let Self { to, sender, pool } = self;
+        let Self { to, link, pool } = self;
         let mut kept = pool.kept();
-        if sender.is_closed() || kept.idle.len() >= pool.most {
+        if link.sender.is_closed() || kept.idle.len() >= pool.most {
             return;
         }
-        kept.idle.push(Idle { to, sender, unused: false });
+        kept.idle.push(Idle { to, link, unused: false });
         if !kept.watched
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
@@ -187,7 +209,7 @@ async fn close_unused(watching: Watching) {
         tokio::time::sleep(IDLE).await;
         let Some(pool) = watching.0.upgrade() else { return };
         let mut kept = pool.kept();
-        kept.idle.retain(|idle| !idle.unused && !idle.sender.is_closed());
+        kept.idle.retain(|idle| !idle.unused && !idle.link.sender.is_closed());
         kept.idle.iter_mut().for_each(|idle| idle.unused = true);
         if kept.idle.is_empty() {
             // Under the lock: whoever comes next sees that nobody watches.
@@ -202,16 +224,27 @@ impl Pool {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The one that was used last: the others may come of age.
-    fn take(&self, to: &Target) -> Option<SendRequest<Full<Bytes>>> {
+    /// The one that was used last, of those that are ready if there are any: the others may come of
+    /// age. If they `must` be ready those that are not are closed.
+    ///
+    /// One that is given back is ready a moment later. But if its server answered before it had read
+    /// the whole request, as an overloaded one may, the rest of that is still being written.
+    fn take(&self, to: &Target, must: bool) -> Option<Link> {
         let mut kept = self.kept();
-        while let Some(last) = kept.idle.pop() {
-            // Those to another server would keep this one's from being opened.
-            if last.to == *to && !last.sender.is_closed() {
-                return Some(last.sender);
-            }
+        let is_fit = |last: &Idle| last.to == *to && last.link.sender.is_ready();
+        if kept.idle.last().is_some_and(is_fit) {
+            return kept.idle.pop().map(|idle| idle.link);
         }
-        None
+        // Those to another server would keep this one's from being opened.
+        kept.idle.retain(|idle| idle.to == *to && !idle.link.sender.is_closed());
+        match kept.idle.iter().rposition(|idle| idle.link.sender.is_ready()) {
+            Some(ready) => Some(kept.idle.remove(ready).link),
+            None if must => {
+                kept.idle.clear();
+                None
+            }
+            None => kept.idle.pop().map(|idle| idle.link),
+        }
     }
 }
 
@@ -226,22 +259,30 @@ impl Client {
         to: &Target,
         mut request: Request<Full<Bytes>>,
     ) -> Result<(Response<Incoming>, Lent), Failure> {
+        let mut must_be_ready = false;
         loop {
-            let idle = self.pool.take(to);
+            let idle = self.pool.take(to, must_be_ready);
             let was_idle = idle.is_some();
-            let mut sender = match idle {
-                Some(sender) => sender,
+            let mut link = match idle {
+                Some(link) => link,
                 // Boxed: few requests need a new one, and all would carry its state along.
                 None => Box::pin(self.open(to)).await?,
             };
-            match sender.ready().await {
-                Ok(()) => {}
-                Err(_) if was_idle => continue,
-                Err(error) => return Err(error.into()),
+            if !was_idle {
+                link.sender.ready().await?;
+            } else if !link.sender.is_ready() {
+                match Box::pin(tokio::time::timeout(UNREADY, link.sender.ready())).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) => continue,
+                    Err(_) => {
+                        must_be_ready = true;
+                        continue;
+                    }
+                }
             }
-            match sender.try_send_request(request).await {
+            match link.sender.try_send_request(request).await {
                 Ok(response) => {
-                    let lent = Lent { to: to.clone(), sender, pool: self.pool.clone() };
+                    let lent = Lent { to: to.clone(), link, pool: self.pool.clone() };
                     return Ok((response, lent));
                 }
                 Err(mut failed) => match failed.take_message() {
@@ -252,7 +293,7 @@ impl Client {
         }
     }
 
-    async fn open(&self, to: &Target) -> Result<SendRequest<Full<Bytes>>, Failure> {
+    async fn open(&self, to: &Target) -> Result<Link, Failure> {
         match to.scheme == Scheme::HTTP {
             true => converse(dial(self.plain.clone(), to).await?).await,
             false => {
@@ -273,17 +314,17 @@ where
 }
 
 /// Begins to speak HTTP on an open connection.
-async fn converse<T>(stream: T) -> Result<SendRequest<Full<Bytes>>, Failure>
+async fn converse<T>(stream: T) -> Result<Link, Failure>
 where
     T: Read + Write + Unpin + Send + 'static,
 {
     let (sender, connection) = handshake(stream).await?;
-    tokio::spawn(async move {
+    let task = tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a connection to the bucket ended");
         }
     });
-    Ok(sender)
+    Ok(Link { sender, task: task.abort_handle() })
 }
 
 /// A client for requests now and then to several hosts: it keeps no connections.
