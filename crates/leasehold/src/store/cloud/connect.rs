@@ -204,7 +204,7 @@ impl Drop for Watching {
 }
 
 /// Closes what has not been used for long, until nothing is left.
-async fn close_unused(watching: Watching) {
+async fn close_unused(mut watching: Watching) {
     loop {
         tokio::time::sleep(IDLE).await;
         let Some(pool) = watching.0.upgrade() else { return };
@@ -212,8 +212,10 @@ async fn close_unused(watching: Watching) {
         kept.idle.retain(|idle| !idle.unused && !idle.link.sender.is_closed());
         kept.idle.iter_mut().for_each(|idle| idle.unused = true);
         if kept.idle.is_empty() {
-            // Under the lock: whoever comes next sees that nobody watches.
+            // Under the lock: whoever comes next sees that nobody watches. And said once: when this
+            // is dropped somebody else may be watching already.
             kept.watched = false;
+            watching.0 = Weak::new();
             return;
         }
     }
