@@ -26,11 +26,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tower_service::Service;
 
+use crate::env::{BootTime, Env};
+
 /// Why a request was not answered.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// A connection that nobody has used for two of these is closed.
+/// A connection that nobody has used for so long is closed when somebody looks, which is as often.
 const IDLE: Duration = Duration::from_secs(10);
+
+/// One that nobody has used for so long is not used again: nobody has looked. The machine was asleep, or
+/// the runtime of whoever looks has ended, or is busy. Its server may have forgotten it, and whatever is
+/// between them too, so that a request over it might never be answered.
+const TOO_OLD: Duration = Duration::from_secs(20);
 
 /// A number of permits that can be changed.
 #[derive(Debug)]
@@ -127,6 +134,7 @@ struct Pool {
     kept: Mutex<Kept>,
     /// How many there may be.
     most: usize,
+    env: Env,
 }
 
 #[derive(Debug, Default)]
@@ -161,8 +169,13 @@ impl Drop for Link {
 struct Idle {
     to: Target,
     link: Link,
-    /// Nobody has used it since somebody looked.
-    unused: bool,
+    since: BootTime,
+}
+
+impl Idle {
+    fn is_fresh(&self, now: BootTime, age: Duration) -> bool {
+        now.since(self.since) < age && !self.link.sender.is_closed()
+    }
 }
 
 /// A connection that is in use. If it is dropped it is closed.
@@ -177,11 +190,12 @@ impl Lent {
     /// The answer has been read: somebody else may use it.
     pub fn give_back(self) {
         let Self { to, link, pool } = self;
+        let since = pool.env.clock().boot();
         let mut kept = pool.kept();
         if link.sender.is_closed() || kept.idle.len() >= pool.most {
             return;
         }
-        kept.idle.push(Idle { to, link, unused: false });
+        kept.idle.push(Idle { to, link, since });
         if !kept.watched
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
@@ -208,9 +222,9 @@ async fn close_unused(mut watching: Watching) {
     loop {
         tokio::time::sleep(IDLE).await;
         let Some(pool) = watching.0.upgrade() else { return };
+        let now = pool.env.clock().boot();
         let mut kept = pool.kept();
-        kept.idle.retain(|idle| !idle.unused && !idle.link.sender.is_closed());
-        kept.idle.iter_mut().for_each(|idle| idle.unused = true);
+        kept.idle.retain(|idle| idle.is_fresh(now, IDLE));
         if kept.idle.is_empty() {
             // Under the lock: whoever comes next sees that nobody watches. And said once: when this
             // is dropped somebody else may be watching already.
@@ -232,13 +246,14 @@ impl Pool {
     /// One that is given back is ready a moment later. But if its server answered before it had read
     /// the whole request, as an overloaded one may, the rest of that is still being written.
     fn take(&self, to: &Target, must: bool) -> Option<Link> {
+        let now = self.env.clock().boot();
         let mut kept = self.kept();
-        let is_fit = |last: &Idle| last.to == *to && last.link.sender.is_ready();
-        if kept.idle.last().is_some_and(is_fit) {
+        // Those to another server would keep this one's from being opened.
+        let is_fit = |idle: &Idle| idle.to == *to && idle.is_fresh(now, TOO_OLD);
+        if kept.idle.last().is_some_and(|last| is_fit(last) && last.link.sender.is_ready()) {
             return kept.idle.pop().map(|idle| idle.link);
         }
-        // Those to another server would keep this one's from being opened.
-        kept.idle.retain(|idle| idle.to == *to && !idle.link.sender.is_closed());
+        kept.idle.retain(is_fit);
         match kept.idle.iter().rposition(|idle| idle.link.sender.is_ready()) {
             Some(ready) => Some(kept.idle.remove(ready).link),
             None if must => {
@@ -330,22 +345,22 @@ where
 }
 
 /// A client for requests now and then to several hosts: it keeps no connections.
-pub fn side_client(timeout: Duration) -> Client {
-    build(Arc::new(Limit::new(4)), 0, timeout)
+pub fn side_client(timeout: Duration, env: &Env) -> Client {
+    build(Arc::new(Limit::new(4)), 0, timeout, env)
 }
 
 /// A client with at most this many connections, of which as many may be idle as there are now.
-pub fn client(connections: &Arc<Limit>, timeout: Duration) -> Client {
+pub fn client(connections: &Arc<Limit>, timeout: Duration, env: &Env) -> Client {
     let idle = *connections.size.lock().unwrap_or_else(PoisonError::into_inner);
-    build(connections.clone(), idle, timeout)
+    build(connections.clone(), idle, timeout, env)
 }
 
-fn build(permits: Arc<Limit>, most: usize, timeout: Duration) -> Client {
+fn build(permits: Arc<Limit>, most: usize, timeout: Duration, env: &Env) -> Client {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_connect_timeout(Some(timeout.min(Duration::from_secs(10))));
-    let pool = Arc::new(Pool { kept: Mutex::default(), most });
+    let pool = Arc::new(Pool { kept: Mutex::default(), most, env: env.clone() });
     Client { plain: Limited { http, permits }, secure: OnceLock::new(), pool }
 }
 

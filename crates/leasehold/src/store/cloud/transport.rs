@@ -48,7 +48,7 @@ impl Transport {
     pub fn new(settings: &StoreSettings, meter: Arc<Meter>, env: Env) -> Self {
         let connections = Arc::new(Limit::new(settings.connections));
         Self {
-            client: client(&connections, settings.request_timeout),
+            client: client(&connections, settings.request_timeout, &env),
             side: OnceLock::new(),
             turns: Limit::new(settings.connections),
             connections,
@@ -95,7 +95,7 @@ impl Transport {
     ) -> Result<Reply, String> {
         let size = request.body().size_hint().lower();
         let (client, turn) = match class {
-            Class::Other => (self.side.get_or_init(|| side_client(self.timeout)), None),
+            Class::Other => (self.side.get_or_init(|| side_client(self.timeout, &self.env)), None),
             _ => (&self.client, self.turns.take().await),
         };
         // With a connection in hand: so no more than there are connections wait in line, and none of
