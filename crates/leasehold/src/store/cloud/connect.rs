@@ -83,23 +83,15 @@ pub struct Target {
 }
 
 impl Target {
-    /// The server in this URL.
+    /// The server in this URL: the same one however it is written.
     pub fn of(uri: &Uri) -> Option<Self> {
-        Some(Self { scheme: uri.scheme()?.clone(), authority: uri.authority()?.clone() })
+        let authority = host_of(uri)?.to_ascii_lowercase().parse().ok()?;
+        Some(Self { scheme: uri.scheme()?.clone(), authority })
     }
 
-    /// What a request's `Host` says: without the port if that is the usual one.
+    /// What a request's `Host` says.
     pub fn host(&self) -> Option<HeaderValue> {
-        let usual = match self.authority.port_u16() {
-            Some(443) => self.scheme == Scheme::HTTPS,
-            Some(80) => self.scheme == Scheme::HTTP,
-            _ => false,
-        };
-        let host = self.authority.host();
-        match self.authority.port_u16().filter(|_| !usual) {
-            Some(port) => HeaderValue::from_str(&format!("{host}:{port}")).ok(),
-            None => HeaderValue::from_str(host).ok(),
-        }
+        HeaderValue::from_str(self.authority.as_str()).ok()
     }
 
     fn uri(&self) -> Result<Uri, http::Error> {
@@ -111,6 +103,16 @@ impl Target {
             .path_and_query(root)
             .build()
     }
+}
+
+/// What the `Host` of a request to this URL says: without the port if that is the usual one.
+pub fn host_of(uri: &Uri) -> Option<String> {
+    let authority = uri.authority()?;
+    let usual = if uri.scheme() == Some(&Scheme::HTTP) { 80 } else { 443 };
+    Some(match authority.port_u16().filter(|port| *port != usual) {
+        Some(port) => format!("{}:{port}", authority.host()),
+        None => authority.host().to_owned(),
+    })
 }
 
 impl std::fmt::Display for Target {

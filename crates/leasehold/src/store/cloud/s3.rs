@@ -26,7 +26,7 @@ use reqsign_core::{
 };
 
 use super::answer::{Answer, Condition, Seen};
-use super::connect::Target;
+use super::connect::{Target, host_of};
 use super::transport::{Answered, Observed, Reply, Transport, header};
 use super::{CloudOptions, condition_of, etag, not_deleted, not_got, not_stored, read_error};
 use crate::store::meter::Class;
@@ -241,7 +241,14 @@ fn bucket_url(bucket: &str, options: &CloudOptions, region: &str) -> String {
         true => endpoint.to_owned(),
         false => format!("https://{endpoint}"),
     };
-    url = url.replace(&format!("//{bucket}."), "//").trim_end_matches('/').to_owned();
+    url = url.replace(&format!("//{bucket}."), "//");
+    if let Ok(uri) = url.parse::<Uri>()
+        && uri.query().is_none()
+        && let (Some(scheme), Some(host)) = (uri.scheme_str(), host_of(&uri))
+    {
+        url = format!("{scheme}://{}{}", host.to_ascii_lowercase(), uri.path());
+    }
+    url.truncate(url.trim_end_matches('/').len());
     if url == "https://s3.amazonaws.com" {
         url = format!("https://s3.{region}.amazonaws.com");
     }

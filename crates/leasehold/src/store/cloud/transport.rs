@@ -17,7 +17,7 @@ use opendal::{Buffer, Error as DalError, ErrorKind as DalKind, HttpBody, HttpTra
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::answer::{Seen, parse_error_body};
-use super::connect::{Client, Failure, Lent, Limit, Target, client, side_client};
+use super::connect::{Client, Failure, Lent, Limit, Target, client, host_of, side_client};
 use crate::StoreSettings;
 use crate::env::{BootTime, Env};
 use crate::store::backend::Reading;
@@ -150,6 +150,8 @@ impl Transport {
         let class = class_of(&parts);
         let bad = || DalError::new(DalKind::Unexpected, "bad URL");
         let to = Target::of(&parts.uri).ok_or_else(bad)?;
+        // As it is written there: so it was signed.
+        let host = host_of(&parts.uri).and_then(|host| host.try_into().ok()).ok_or_else(bad)?;
         let mut request = http::Request::new(Full::new(body.to_bytes()));
         let is_head = parts.method == http::Method::HEAD;
         *request.method_mut() = parts.method;
@@ -157,7 +159,7 @@ impl Transport {
         if let Some(path) = parts.uri.path_and_query() {
             *request.uri_mut() = http::Uri::from(path.clone());
         }
-        request.headers_mut().insert(http::header::HOST, to.host().ok_or_else(bad)?);
+        request.headers_mut().insert(http::header::HOST, host);
         let mut reply = match self.exchange(class, &to, request).await {
             Ok(reply) => reply,
             Err(failure) if class == Class::Other => {

@@ -116,4 +116,33 @@ fn buckets_are_where_opendal_looks_for_them() {
     assert_eq!(url("b", &hosted), "https://b.minio.example.com");
     let named = CloudOptions { path_style: Some(false), ..options(Some("https://b.example.com")) };
     assert_eq!(url("b", &named), "https://b.example.com");
+    // However it is written.
+    for amazon in
+        ["https://s3.amazonaws.com:443", "s3.amazonaws.com:443/", "https://S3.AmazonAWS.com//"]
+    {
+        let amazon = CloudOptions { path_style: Some(false), ..options(Some(amazon)) };
+        assert_eq!(url("b", &amazon), "https://b.s3.eu-north-1.amazonaws.com");
+    }
+    let usual = options(Some("http://Minio.example.com:80/Below/"));
+    assert_eq!(url("b", &usual), "http://minio.example.com/Below/b");
+    assert_eq!(url("b", &options(Some("http://[::1]:443"))), "http://[::1]:443/b");
+    assert_eq!(url("b", &options(Some("https://127.0.0.1:80"))), "https://127.0.0.1:80/b");
+    assert_eq!(url("b", &options(Some("http://host:80?a=b"))), "http://host:80?a=b/b");
+}
+
+#[test]
+fn a_server_is_the_same_however_it_is_written() {
+    let target = |url: &str| Target::of(&url.parse().unwrap()).unwrap();
+    for (one, other) in [
+        ("http://host:80/b", "http://HOST/b?list"),
+        ("https://Host.example.com:443", "https://host.example.com"),
+        ("http://[::1]:80", "http://[::1]"),
+    ] {
+        assert_eq!(target(one), target(other));
+        assert_eq!(target(one).host(), target(other).host());
+    }
+    assert_eq!(target("https://Host:443").host().unwrap(), "host");
+    for other in ["http://host:443", "https://host", "http://host:8080", "http://guest"] {
+        assert_ne!(target("http://host"), target(other));
+    }
 }
