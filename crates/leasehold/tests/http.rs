@@ -4,11 +4,17 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold::env::{BootTime, Clock, Env};
 use leasehold::store::cloud::CloudOptions;
 use leasehold::store::{Connect, Delete, Put, Store, Unknown};
-use leasehold::{Durability, Error, ErrorKind, Key, Nonce, Proof, StoreSettings, When, Write};
+use leasehold::{
+    Durability, Error, ErrorKind, Key, Nonce, Proof, StoreSettings, StoreTime, When, Write,
+};
+use leasehold_testkit::clock::Chance;
 use leasehold_testkit::http::{Request, Spoil, TinyS3};
 
 const OURS: Nonce = Nonce::from_bytes([9; 16]);
@@ -302,7 +308,7 @@ fn head(status: &str) -> String {
 fn by_hand(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let serve = std::sync::Arc::new(serve);
+    let serve = Arc::new(serve);
     std::thread::spawn(move || {
         for (n, stream) in listener.incoming().enumerate() {
             let (stream, serve) = (stream.unwrap(), serve.clone());
@@ -324,8 +330,12 @@ fn request_line(mut stream: &TcpStream) -> Option<String> {
 }
 
 fn connect_unsigned(endpoint: String, settings: StoreSettings) -> Store {
+    connect_at(endpoint, settings, Env::system())
+}
+
+fn connect_at(endpoint: String, settings: StoreSettings, env: Env) -> Store {
     let mut connect = Connect::new("s3://bucket".parse().unwrap());
-    connect.settings = settings;
+    (connect.settings, connect.env) = (settings, env);
     connect.cloud =
         CloudOptions { endpoint: Some(endpoint), anonymous: true, ..CloudOptions::default() };
     connect.open().unwrap()
@@ -382,5 +392,94 @@ async fn a_connection_on_which_a_body_is_stuck_is_not_used_again() {
             assert_eq!(get.unwrap().unwrap(), None);
         }
         assert_eq!((store.usage().get, store.usage().retries), (3, 0));
+    }
+}
+
+/// A boot clock that can be set forward, as by a machine's sleep.
+#[derive(Debug, Default)]
+struct Asleep(Mutex<Duration>);
+
+impl Clock for Asleep {
+    fn wall(&self) -> StoreTime {
+        Env::system().clock().wall()
+    }
+    fn boot(&self) -> BootTime {
+        Env::system().clock().boot().plus(*self.0.lock().unwrap())
+    }
+    fn sleep(&self, span: Duration) -> futures::future::BoxFuture<'static, ()> {
+        Env::system().clock().sleep(span)
+    }
+}
+
+/// While a machine sleeps nobody closes its connections, and whoever is between it and the server
+/// forgets them without a word.
+#[tokio::test]
+async fn a_connection_that_was_idle_for_long_is_not_used_again() {
+    let requests: Arc<[AtomicUsize; 3]> = Arc::default();
+    let seen = requests.clone();
+    let endpoint = by_hand(move |mut stream, n| {
+        while request_line(&stream).is_some() {
+            seen[n].fetch_add(1, SeqCst);
+            let answer = head("404 Not Found") + "Content-Length: 0\r\n\r\n";
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let clock = Arc::new(Asleep::default());
+    let env = Env::new(clock.clone(), Arc::new(Chance));
+    let store = connect_at(endpoint, settings(), env);
+    for asleep in [0, 15, 25] {
+        *clock.0.lock().unwrap() += Duration::from_secs(asleep);
+        assert_eq!(store.head(&key()).await.unwrap(), None);
+    }
+    let requests: Vec<usize> = requests.iter().map(|count| count.load(SeqCst)).collect();
+    assert_eq!(requests, [2, 1, 0], "after 15 s the same connection, after 25 s another one");
+}
+
+/// Some servers have something to say about a success, or that they have nothing to say.
+#[tokio::test]
+async fn answers_with_a_body_that_nobody_asked_for_do_not_cost_a_connection() {
+    for body in ["Content-Length: 7\r\n\r\nstored!", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"]
+    {
+        let opened = Arc::new(AtomicUsize::new(0));
+        let count = opened.clone();
+        let endpoint = by_hand(move |mut stream, _| {
+            count.fetch_add(1, SeqCst);
+            while let Some(line) = request_line(&stream) {
+                if line.starts_with("PUT") {
+                    stream.read_exact(&mut [0]).unwrap();
+                }
+                let answer = head("200 OK") + "ETag: \"v\"\r\n" + body;
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let store = connect_unsigned(endpoint, settings());
+        let version = leasehold::Version::new("v");
+        for _ in 0..3 {
+            let put = store.put(&key(), "x".into(), Write::any()).await.unwrap();
+            assert!(matches!(put, Put::Stored(_)), "{put:?}");
+            let delete = store.delete_version(&key(), &version).await.unwrap();
+            assert!(matches!(delete, Delete::Deleted), "{delete:?}");
+        }
+        assert_eq!(opened.load(SeqCst), 1, "{body:?}");
+    }
+}
+
+/// That the rest of such an answer does not come takes nothing from what its head told.
+#[tokio::test]
+async fn a_success_does_not_wait_for_the_rest_of_its_answer() {
+    let endpoint = by_hand(|mut stream, _| {
+        while request_line(&stream).is_some() {
+            stream.read_exact(&mut [0]).unwrap();
+            let answer = head("200 OK") + "ETag: \"v\"\r\nContent-Length: 7\r\n\r\nsto";
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let settings =
+        StoreSettings { connections: 1, request_timeout: Duration::from_secs(60), ..settings() };
+    let store = connect_unsigned(endpoint, settings);
+    for _ in 0..3 {
+        let put = store.put(leasehold_key(), "x".into(), Write::any());
+        let put = tokio::time::timeout(Duration::from_secs(20), put).await.unwrap().unwrap();
+        assert!(matches!(put, Put::Stored(_)), "{put:?}");
     }
 }

@@ -117,7 +117,10 @@ impl Objects {
             When::Matches(version) => Some((IF_MATCH, etag(version))),
         };
         match self.ask(Class::Put, Method::PUT, key, condition, Some(body)).await {
-            Ok(reply) => Ok(Put::Stored(version(&reply.headers, key)?)),
+            Ok(mut reply) => {
+                reply.body.skip().await;
+                Ok(Put::Stored(version(&reply.headers, key)?))
+            }
             Err(failed) => not_stored(failed.answer(condition_of(when)), key),
         }
     }
@@ -125,7 +128,10 @@ impl Objects {
     pub async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
         let condition = version.map(|version| (IF_MATCH, etag(version)));
         match self.ask(Class::Delete, Method::DELETE, key, condition, None).await {
-            Ok(_) => Ok(Delete::Deleted),
+            Ok(mut reply) => {
+                reply.body.skip().await;
+                Ok(Delete::Deleted)
+            }
             Err(failed) => {
                 let condition = match version {
                     Some(_) => Condition::Matches,

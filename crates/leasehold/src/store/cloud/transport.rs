@@ -390,6 +390,17 @@ impl Body {
         Ok(all.freeze())
     }
 
+    /// Lets go of it when the answer's head has told all. A little is read for the sake of the
+    /// connection, which can be used again once nothing more comes; but nobody waits long for that.
+    #[cfg(feature = "s3")]
+    pub async fn skip(&mut self) {
+        if self.used.is_some() {
+            // Boxed: as a rule there is none.
+            let rest = Box::pin(self.read_up_to(4 << 10));
+            let _ = tokio::time::timeout(Duration::from_millis(100), rest).await;
+        }
+    }
+
     /// What comes of it, and no more than about this much.
     async fn read_up_to(&mut self, most: usize) -> Bytes {
         let mut all = BytesMut::new();
