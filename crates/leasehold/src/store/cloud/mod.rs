@@ -34,6 +34,7 @@ use super::backend::{Backend, Kind, Lister, Reading};
 use super::large::{FileBody, Source};
 use super::meter::Meter;
 use super::types::{Delete, Durability, Entry, Get, List, Meta, Object, Page, Put, Unknown};
+use super::url::check_bucket;
 use crate::env::Env;
 use crate::{Error, ErrorKind, Result, StoreSettings};
 
@@ -65,6 +66,9 @@ impl Cloud {
         settings: &StoreSettings,
         env: &Env,
     ) -> Result<Self> {
+        // A URL may have been put together by hand. OpenDAL would mend the prefix, and `s3` take it as
+        // it is: what one of them writes the other would not find.
+        check_bucket(bucket, prefix)?;
         if kind == Kind::Azure && !prefix.is_empty() {
             check_azure(prefix)
                 .map_err(|error| Error::invalid(format!("prefix {prefix:?}: {error}")))?;
