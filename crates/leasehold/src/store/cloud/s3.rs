@@ -9,6 +9,7 @@
 //! body, like OpenDAL's.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, HOST, HeaderName, IF_MATCH, IF_NONE_MATCH};
@@ -151,11 +152,16 @@ impl Objects {
         condition: Option<(HeaderName, String)>,
         body: Option<Bytes>,
     ) -> Result<Reply, Failed> {
-        let request = self.request(method, key, condition, body).await?;
+        let (request, signing) = self.request(method, key, condition, body).await?;
         match self.transport.exchange(class, &self.to, request).await {
             Ok(reply) if reply.status.is_success() => Ok(reply),
             Ok(mut reply) => {
                 Box::pin(reply.explain()).await;
+                if let (Some(keys), Some(signing)) = (&self.keys, signing)
+                    && reply.seen.refuses_credentials()
+                {
+                    keys.forget(&signing.credential);
+                }
                 Err(Failed::Answered(reply.seen))
             }
             Err(failure) => Err(Failed::Answered(Seen { failure, ..Seen::default() })),
@@ -168,7 +174,7 @@ impl Objects {
         key: &Key,
         condition: Option<(HeaderName, String)>,
         body: Option<Bytes>,
-    ) -> Result<Request<Full<Bytes>>, Failed> {
+    ) -> Result<(Request<Full<Bytes>>, Option<Arc<Signing>>), Failed> {
         let mut path = String::with_capacity(self.base.len() + key.as_str().len() + 8);
         path.push_str(&self.base);
         push_encoded(&mut path, key.as_str());
@@ -181,19 +187,21 @@ impl Objects {
         if let Some((name, value)) = condition {
             headers.add(name, value.try_into().map_err(unsendable)?);
         }
+        let mut signing = None;
         if let Some(keys) = &self.keys {
-            let signing = match keys.current() {
-                Some(signing) => signing,
+            let current = match keys.current() {
+                Some(current) => current,
                 // Boxed: once a second, and all others would carry its state along.
                 None => Box::pin(keys.fetch(&self.transport)).await?,
             };
-            signing.sign(&method, &path, &mut headers)?;
+            current.sign(&method, &path, &mut headers)?;
+            signing = Some(current);
         }
         let mut request = Request::new(Full::new(body.unwrap_or_default()));
         *request.method_mut() = method;
         *request.uri_mut() = path.try_into().map_err(unsendable)?;
         *request.headers_mut() = headers.map;
-        Ok(request)
+        Ok((request, signing))
     }
 }
 
@@ -330,8 +338,24 @@ struct Keys {
     region: String,
     newest: Mutex<Option<Arc<Signing>>>,
     /// Held while credentials are fetched: one of those who need them does it for all.
-    fetching: tokio::sync::Mutex<Option<Credential>>,
+    fetching: tokio::sync::Mutex<Option<Kept>>,
 }
+
+/// A credential that may do for many seconds.
+#[derive(Debug)]
+struct Kept {
+    credential: Credential,
+    /// In seconds: when a better one may be asked for.
+    again: i64,
+}
+
+/// For how long a credential has to be good, to be used while there is none that lasts longer.
+const SPARE: Duration = Duration::from_secs(5);
+
+/// How long a request waits for a new credential while the old one is good, and how long nobody asks
+/// again, in seconds: those who give them out are slow or down, and the bucket is not.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: i64 = 10;
 
 impl Keys {
     fn new(options: &CloudOptions, region: String) -> Self {
@@ -350,15 +374,48 @@ impl Keys {
         if let Some(signing) = self.current() {
             return Ok(signing);
         }
-        let credential = match kept.take().filter(|kept| kept.is_valid()) {
-            Some(credential) => credential,
-            None => self.provide(transport).await?,
-        };
-        *kept = Some(credential.clone());
+        let credential = Self::renewed(&mut kept, self.provide(transport)).await?;
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let signing = Arc::new(Signing::new(credential, &self.region, newest.as_deref())?);
         *newest = Some(signing.clone());
         Ok(signing)
+    }
+
+    /// The credential that is kept, or a new one if that does not last long any more: two minutes. If
+    /// none can be had, the old one for as long as it is good.
+    async fn renewed(
+        kept: &mut Option<Kept>,
+        provide: impl Future<Output = Result<Credential, Failed>>,
+    ) -> Result<Credential, Failed> {
+        let now = Timestamp::now();
+        let again = now.as_second() + PAUSE;
+        let Some(old) = kept.as_mut().filter(|old| old.credential.is_valid_at(now + SPARE)) else {
+            let credential = provide.await?;
+            *kept = Some(Kept { credential: credential.clone(), again });
+            return Ok(credential);
+        };
+        if !old.credential.is_valid() && old.again <= now.as_second() {
+            match tokio::time::timeout(PATIENCE, provide).await {
+                Ok(Ok(credential)) => old.credential = credential,
+                _ => tracing::warn!("no new credentials for the bucket: the old ones expire soon"),
+            }
+            old.again = again;
+        }
+        Ok(old.credential.clone())
+    }
+
+    /// The store refuses this one, whatever it says of itself: the next request fetches one anew.
+    fn forget(&self, refused: &Credential) {
+        let is_refused = |credential: &Credential| {
+            credential.access_key_id == refused.access_key_id
+                && credential.session_token == refused.session_token
+        };
+        // If somebody is fetching, a new one comes anyway.
+        if let Ok(mut kept) = self.fetching.try_lock() {
+            kept.take_if(|kept| is_refused(&kept.credential));
+        }
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        newest.take_if(|newest| is_refused(&newest.credential));
     }
 
     async fn provide(&self, transport: &Arc<Transport>) -> Result<Credential, Failed> {

@@ -1,3 +1,4 @@
+use leasehold_testkit::http::{Spoil, TinyS3};
 use reqsign_aws_v4::RequestSigner;
 use reqsign_core::Signer;
 
@@ -145,4 +146,95 @@ fn a_server_is_the_same_however_it_is_written() {
     for other in ["http://host:443", "https://host", "http://host:8080", "http://guest"] {
         assert_ne!(target("http://host"), target(other));
     }
+}
+
+/// One of this name that is good for so many seconds.
+fn temporary(name: &str, seconds: u64) -> Credential {
+    let expires_in = Some(Timestamp::now() + Duration::from_secs(seconds));
+    Credential { access_key_id: name.to_owned(), expires_in, ..credential(Some("token")) }
+}
+
+fn kept(name: &str, seconds: u64) -> Option<Kept> {
+    Some(Kept { credential: temporary(name, seconds), again: 0 })
+}
+
+/// Which one requests are signed with.
+async fn renewed(
+    kept: &mut Option<Kept>,
+    provided: impl Future<Output = Result<Credential, Failed>>,
+) -> Option<String> {
+    Keys::renewed(kept, provided).await.ok().map(|credential| credential.access_key_id)
+}
+
+async fn none() -> Result<Credential, Failed> {
+    Err(Failed::Unsent(Error::unavailable("by the test")))
+}
+
+#[tokio::test]
+async fn a_credential_is_kept_until_there_is_a_new_one() {
+    let new = async || Ok(temporary("new", 900));
+    let unasked = async || panic!("asked for another one");
+    // As long as it lasts nobody asks; then somebody does, in time.
+    let mut one = kept("old", 300);
+    assert_eq!(renewed(&mut one, unasked()).await.as_deref(), Some("old"));
+    let mut one = kept("old", 60);
+    assert_eq!(renewed(&mut one, new()).await.as_deref(), Some("new"));
+    assert_eq!(renewed(&mut one, unasked()).await.as_deref(), Some("new"));
+    // There is none just now: the old one will do, and the next second's request does not ask again.
+    let mut one = kept("old", 60);
+    assert_eq!(renewed(&mut one, none()).await.as_deref(), Some("old"));
+    assert_eq!(renewed(&mut one, unasked()).await.as_deref(), Some("old"));
+    one.as_mut().unwrap().again = Timestamp::now().as_second();
+    assert_eq!(renewed(&mut one, new()).await.as_deref(), Some("new"));
+    // Whoever asks may give up: it is still there.
+    let mut one = kept("old", 60);
+    let asking =
+        tokio::time::timeout(Duration::from_millis(10), renewed(&mut one, std::future::pending()));
+    assert!(asking.await.is_err());
+    assert_eq!(renewed(&mut one, none()).await.as_deref(), Some("old"));
+    // It has expired, or as good as: nothing is sent.
+    for seconds in [0, 3] {
+        let mut one = kept("old", seconds);
+        assert_eq!(renewed(&mut one, none()).await, None);
+        assert_eq!(renewed(&mut one, new()).await.as_deref(), Some("new"));
+    }
+}
+
+/// What the store refuses is fetched anew, whatever it says of itself: it may have been revoked, or the
+/// clock may be wrong.
+#[tokio::test]
+async fn credentials_that_the_store_refuses_are_forgotten() {
+    let server = TinyS3::start({
+        let mut answers = [
+            Spoil::Nothing,
+            Spoil::Instead(403, "AccessDenied"),
+            Spoil::Instead(400, "ExpiredToken"),
+        ]
+        .into_iter();
+        move |_| answers.next().unwrap_or(Spoil::Nothing)
+    });
+    let (meter, env) = (Arc::default(), crate::env::Env::system());
+    let transport = Arc::new(Transport::new(&crate::StoreSettings::default(), meter, env));
+    let options = options(Some(&server.endpoint()));
+    let objects = Objects::new(&transport, "bucket", "", &options).unwrap();
+    let key = Key::new("the/key").unwrap();
+    let keys = objects.keys.as_ref().unwrap();
+    let has_any = || {
+        let newest = keys.newest.lock().unwrap().is_some();
+        (keys.fetching.try_lock().unwrap().is_some(), newest)
+    };
+    assert_eq!(has_any(), (false, false));
+    objects.get(&key, None).await.map(drop).unwrap();
+    assert_eq!(has_any(), (true, true));
+    // That is about what they allow.
+    objects.get(&key, None).await.map(drop).unwrap_err();
+    assert_eq!(has_any(), (true, true));
+    let error = objects.get(&key, None).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert_eq!(has_any(), (false, false));
+    objects.get(&key, None).await.map(drop).unwrap();
+    assert_eq!(has_any(), (true, true));
+    // An answer to an earlier request says nothing of those that came since.
+    keys.forget(&temporary("earlier", 900));
+    assert_eq!(has_any(), (true, true));
 }
