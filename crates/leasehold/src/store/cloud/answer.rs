@@ -51,6 +51,7 @@ fn is_expired(code: &str) -> bool {
 
 impl Seen {
     /// Whether credentials that are fetched anew could be better.
+    #[cfg(feature = "s3")]
     pub fn refuses_credentials(&self) -> bool {
         let code = self.code.as_str();
         is_expired(code) || code == "InvalidAccessKeyId"

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderValue, Request, Response, Uri};
+use http::{Request, Response, Uri};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -89,11 +89,6 @@ impl Target {
         Some(Self { scheme: uri.scheme()?.clone(), authority })
     }
 
-    /// What a request's `Host` says.
-    pub fn host(&self) -> Option<HeaderValue> {
-        HeaderValue::from_str(self.authority.as_str()).ok()
-    }
-
     fn uri(&self) -> Result<Uri, http::Error> {
         let Self { scheme, authority } = self;
         let root = PathAndQuery::from_static("/");
@@ -115,6 +110,7 @@ pub fn host_of(uri: &Uri) -> Option<String> {
     })
 }
 
+/// As in a request's `Host`.
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.authority.fmt(f)

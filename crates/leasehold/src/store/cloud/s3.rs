@@ -74,7 +74,8 @@ impl Objects {
             base.push('/');
         }
         let keys = (!options.anonymous).then(|| Keys::new(options, region));
-        Some(Self { transport: transport.clone(), host: to.host()?, to, base, keys })
+        let host = to.to_string().try_into().ok()?;
+        Some(Self { transport: transport.clone(), to, host, base, keys })
     }
 
     /// The object, or that it is still this version.
