@@ -2,9 +2,8 @@
 
 use std::time::Instant;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use bytes::Bytes;
-use hyper::header::ETAG;
 use leasehold_testkit::servers::Server;
 
 use super::contended::race;
@@ -14,7 +13,7 @@ use crate::bucket::{Place, seaweedfs};
 use crate::report::{Report, Row, Target, Unit};
 use crate::rig::{BODY, Rig};
 use crate::stats::{Pairs, median, percentile};
-use crate::store::bucket::bare::{connect, request, send};
+use crate::store::bucket::bare::Bare;
 
 const FLOOR: &str = "hyper: PUT If-Match and PUT If-Match again, over one connection";
 const PROCESSES: usize = 8;
@@ -75,20 +74,15 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
 
 /// Pairs per second.
 fn bare(rig: &Rig, server: &Server) -> Result<f64> {
-    let endpoint = server.endpoint();
-    let host = endpoint.strip_prefix("http://").context("the servers speak plain HTTP")?;
-    let keys = (server.access_key(), server.secret_key());
-    let put = |condition: Option<(&str, &str)>| {
-        let body = Bytes::from_static(BODY);
-        request("PUT", host, server.bucket(), "bare.lock", keys, condition, body)
-    };
+    let bare = Bare::new(server)?;
+    let (key, body) = ("bare.lock", Bytes::from_static(BODY));
     rig.single_threaded()?.block_on(async {
-        let mut connection = connect(host).await?;
-        let mut version = send(&mut connection, put(None)?, 200).await?;
+        let mut connection = bare.connect().await?;
+        let mut version = bare.ask(&mut connection, "PUT", key, body.clone(), None, 200).await?;
         let (start, mut writes) = (Instant::now(), 0);
         while start.elapsed() < rig.window() {
-            let etag = version.get(ETAG).context("no ETag")?.to_str()?.to_owned();
-            version = send(&mut connection, put(Some(("if-match", &etag)))?, 200).await?;
+            let seen = Some(("if-match", version.as_str()));
+            version = bare.ask(&mut connection, "PUT", key, body.clone(), seen, 200).await?;
             writes += 1;
         }
         Ok(f64::from(writes) / 2.0 / start.elapsed().as_secs_f64())

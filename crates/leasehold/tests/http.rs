@@ -2,11 +2,19 @@
 
 #![allow(clippy::unwrap_used)] // in a test, a failure is a panic
 
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold::env::{BootTime, Clock, Env};
 use leasehold::store::cloud::CloudOptions;
 use leasehold::store::{Connect, Delete, Put, Store, Unknown};
-use leasehold::{Error, ErrorKind, Key, Nonce, Proof, StoreSettings, When, Write};
+use leasehold::{
+    Durability, Error, ErrorKind, Key, Nonce, Proof, StoreSettings, StoreTime, When, Write,
+};
+use leasehold_testkit::clock::Chance;
 use leasehold_testkit::http::{Request, Spoil, TinyS3};
 
 const OURS: Nonce = Nonce::from_bytes([9; 16]);
@@ -276,7 +284,7 @@ async fn googles_conditions_are_generations() {
         CloudOptions { endpoint: Some(server.endpoint()), anonymous: true, ..Default::default() };
     let store = connect.open().unwrap();
     let put = async |when: When| {
-        let durability = leasehold::Durability::Volatile;
+        let durability = Durability::Volatile;
         store.backend().put(&key(), "x".into(), &when, durability).await.unwrap()
     };
     let Put::Stored(version) = put(When::Absent).await else { panic!("not stored") };
@@ -288,5 +296,195 @@ async fn googles_conditions_are_generations() {
     for (target, condition) in targets.iter().zip(["0", "17", "4"]) {
         assert!(target.contains("fleet%2Fthe%2Fkey"), "{target}");
         assert!(target.ends_with(&format!("ifGenerationMatch={condition}")), "{target}");
+    }
+}
+
+/// What an answer begins with that has this status.
+fn head(status: &str) -> String {
+    format!("HTTP/1.1 {status}\r\nDate: Sun, 15 Nov 2026 10:00:07 GMT\r\n")
+}
+
+/// A server in whose hands a connection is: the first, the second and so on. Its URL.
+fn by_hand(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let serve = Arc::new(serve);
+    std::thread::spawn(move || {
+        for (n, stream) in listener.incoming().enumerate() {
+            let (stream, serve) = (stream.unwrap(), serve.clone());
+            std::thread::spawn(move || serve(stream, n));
+        }
+    });
+    endpoint
+}
+
+/// The first line of the next request, if there is one. Its body is not read.
+fn request_line(mut stream: &TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).ok()?;
+        head.extend(byte);
+    }
+    String::from_utf8(head).unwrap().lines().next().map(str::to_owned)
+}
+
+fn connect_unsigned(endpoint: String, settings: StoreSettings) -> Store {
+    connect_at(endpoint, settings, Env::system())
+}
+
+fn connect_at(endpoint: String, settings: StoreSettings, env: Env) -> Store {
+    let mut connect = Connect::new("s3://bucket".parse().unwrap());
+    (connect.settings, connect.env) = (settings, env);
+    connect.cloud =
+        CloudOptions { endpoint: Some(endpoint), anonymous: true, ..CloudOptions::default() };
+    connect.open().unwrap()
+}
+
+/// A server may close a connection that nobody uses. The next request goes over a new one, and there
+/// is no doubt about it: it never left.
+#[tokio::test]
+async fn a_connection_that_was_closed_while_it_was_idle_costs_nothing() {
+    let endpoint = by_hand(|mut stream, _| {
+        request_line(&stream).unwrap();
+        let answer = head("404 Not Found") + "Content-Length: 0\r\n\r\n";
+        stream.write_all(answer.as_bytes()).unwrap();
+    });
+    let store = connect_unsigned(endpoint, settings());
+    for _ in 0..10 {
+        assert_eq!(store.head(&key()).await.unwrap(), None);
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    assert_eq!((store.usage().head, store.usage().retries), (10, 0));
+}
+
+/// An overloaded server answers before it has read all of a request, and reads no more of it. The next
+/// one does not wait behind that: it goes over another connection, for which there is room even
+/// where only one is allowed.
+#[tokio::test]
+async fn a_connection_on_which_a_body_is_stuck_is_not_used_again() {
+    for connections in [1, 4] {
+        let endpoint = by_hand(|mut stream, _| {
+            while let Some(line) = request_line(&stream) {
+                if line.starts_with("PUT") {
+                    let text = "<Error><Code>SlowDown</Code></Error>";
+                    let answer = head("503 Slow Down") + "Content-Length: 36\r\n\r\n" + text;
+                    stream.write_all(answer.as_bytes()).unwrap();
+                    std::thread::sleep(Duration::from_secs(120));
+                }
+                let answer = head("404 Not Found") + "Content-Length: 0\r\n\r\n";
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let settings =
+            StoreSettings { connections, request_timeout: Duration::from_secs(60), ..settings() };
+        let store = connect_unsigned(endpoint, settings);
+        let put = || {
+            let body = vec![b'x'; 16 << 20].into();
+            store.backend().put(leasehold_key(), body, &When::Any, Durability::Volatile)
+        };
+        for put in futures::future::join_all((0..connections).map(|_| put())).await {
+            let Put::Unknown(Unknown::NoAnswer(error)) = put.unwrap() else { panic!("not busy") };
+            assert!(error.to_string().contains("SlowDown"), "{error}");
+        }
+        for _ in 0..3 {
+            let get = tokio::time::timeout(Duration::from_secs(20), store.get(&key())).await;
+            assert_eq!(get.unwrap().unwrap(), None);
+        }
+        assert_eq!((store.usage().get, store.usage().retries), (3, 0));
+    }
+}
+
+/// A boot clock that can be set forward, as by a machine's sleep.
+#[derive(Debug, Default)]
+struct Asleep(Mutex<Duration>);
+
+impl Clock for Asleep {
+    fn wall(&self) -> StoreTime {
+        Env::system().clock().wall()
+    }
+    fn boot(&self) -> BootTime {
+        Env::system().clock().boot().plus(*self.0.lock().unwrap())
+    }
+    fn sleep(&self, span: Duration) -> futures::future::BoxFuture<'static, ()> {
+        Env::system().clock().sleep(span)
+    }
+}
+
+/// While a machine sleeps nobody closes its connections, and whoever is between it and the server
+/// forgets them without a word.
+#[tokio::test]
+async fn a_connection_that_was_idle_for_long_is_not_used_again() {
+    let requests: Arc<[AtomicUsize; 3]> = Arc::default();
+    let seen = requests.clone();
+    let endpoint = by_hand(move |mut stream, n| {
+        while request_line(&stream).is_some() {
+            seen[n].fetch_add(1, SeqCst);
+            let answer = head("404 Not Found") + "Content-Length: 0\r\n\r\n";
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let clock = Arc::new(Asleep::default());
+    let env = Env::new(clock.clone(), Arc::new(Chance));
+    let store = connect_at(endpoint, settings(), env);
+    for asleep in [0, 15, 25] {
+        *clock.0.lock().unwrap() += Duration::from_secs(asleep);
+        assert_eq!(store.head(&key()).await.unwrap(), None);
+    }
+    let requests: Vec<usize> = requests.iter().map(|count| count.load(SeqCst)).collect();
+    assert_eq!(requests, [2, 1, 0], "after 15 s the same connection, after 25 s another one");
+}
+
+/// One request, and nothing before or after it.
+async fn put_one(store: &Store) -> Put {
+    let (any, volatile) = (When::Any, Durability::Volatile);
+    store.backend().put(&key(), "x".into(), &any, volatile).await.unwrap()
+}
+
+/// Some servers have something to say about a success, or that they have nothing to say.
+#[tokio::test]
+async fn answers_with_a_body_that_nobody_asked_for_do_not_cost_a_connection() {
+    for body in ["Content-Length: 7\r\n\r\nstored!", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"]
+    {
+        let opened = Arc::new(AtomicUsize::new(0));
+        let count = opened.clone();
+        let endpoint = by_hand(move |mut stream, _| {
+            count.fetch_add(1, SeqCst);
+            while let Some(line) = request_line(&stream) {
+                if line.starts_with("PUT") {
+                    stream.read_exact(&mut [0]).unwrap();
+                }
+                let answer = head("200 OK") + "ETag: \"v\"\r\n" + body;
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let store = connect_unsigned(endpoint, settings());
+        let version = leasehold::Version::new("v");
+        for _ in 0..3 {
+            let put = put_one(&store).await;
+            assert!(matches!(put, Put::Stored(_)), "{put:?}");
+            let delete = store.backend().delete(&key(), Some(&version)).await.unwrap();
+            assert!(matches!(delete, Delete::Deleted), "{delete:?}");
+        }
+        assert_eq!(opened.load(SeqCst), 1, "{body:?}");
+    }
+}
+
+/// That the rest of such an answer does not come takes nothing from what its head told.
+#[tokio::test]
+async fn a_success_does_not_wait_for_the_rest_of_its_answer() {
+    let endpoint = by_hand(|mut stream, _| {
+        while request_line(&stream).is_some() {
+            stream.read_exact(&mut [0]).unwrap();
+            let answer = head("200 OK") + "ETag: \"v\"\r\nContent-Length: 7\r\n\r\nsto";
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let settings =
+        StoreSettings { connections: 1, request_timeout: Duration::from_secs(60), ..settings() };
+    let store = connect_unsigned(endpoint, settings);
+    for _ in 0..3 {
+        let put = tokio::time::timeout(Duration::from_secs(20), put_one(&store)).await.unwrap();
+        assert!(matches!(put, Put::Stored(_)), "{put:?}");
     }
 }

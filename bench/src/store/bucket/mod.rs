@@ -25,7 +25,7 @@ use crate::stats::{Pairs, median};
 /// Concurrent requests.
 const TASKS: usize = 16;
 
-const FLOOR: &str = "hyper, a connection per task, the same requests signed beforehand";
+const FLOOR: &str = "hyper, a connection per task, the same requests signed as they are sent";
 
 pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     if let Some(server) = seaweedfs(rig, report, "conditional PUTs, SeaweedFS")? {
@@ -43,6 +43,7 @@ fn row(rig: &Rig, report: &mut Report, name: &str, server: Server, each: usize) 
     let store = Place::on(&server).open()?;
     runtime.block_on(store.init())?;
     let before = store.usage();
+    let floor = bare::Bare::new(&server)?;
     let (mut our_run, mut bare_run) = (0, 0);
     let (mut our_cpu, mut bare_cpu) = (Vec::new(), Vec::new());
     let pairs = Pairs::measure(
@@ -57,9 +58,10 @@ fn row(rig: &Rig, report: &mut Report, name: &str, server: Server, each: usize) 
         },
         || {
             bare_run += 1;
-            let work = bare::Work::prepare(&runtime, &server, &format!("bare-{bare_run}"), each)?;
+            let (connections, run) =
+                (bare::connections(&runtime, &floor)?, format!("bare-{bare_run}"));
             let start = cpu_time();
-            let rate = work.run(&runtime);
+            let rate = bare::puts(&runtime, &floor, connections, &run, each);
             bare_cpu.push((cpu_time() - start).as_secs_f64());
             rate
         },

@@ -227,7 +227,7 @@ impl Store {
         let reading = match self.0.backend.reading() {
             Some(reading) => reading,
             None => {
-                self.head(&root::key()).await?;
+                Box::pin(self.head(&root::key())).await?;
                 self.0.backend.reading().ok_or_else(|| {
                     Error::new(ErrorKind::Unsupported, "the store does not tell the time")
                 })?
@@ -308,8 +308,14 @@ impl Store {
     }
 
     async fn may_write(&self) -> Result<&root::Known> {
-        let known =
-            self.0.root.get_or_try_init(|| root::know(self.driver(), self.0.makes_root)).await?;
+        let known = match self.0.root.get() {
+            Some(known) => known,
+            // Boxed: this happens once, and every write would carry it along.
+            None => {
+                let know = || root::know(self.driver(), self.0.makes_root);
+                Box::pin(self.0.root.get_or_try_init(know)).await?
+            }
+        };
         known.writable()?;
         Ok(known)
     }

@@ -68,7 +68,8 @@ impl<'a> Driver<'a> {
                 Err(_) => attempts.give_up(),
             }
             // From here on there is doubt. The last attempt is looked for as well.
-            let verdict = self.look_for_put(key, &body, write, &mut attempts).await;
+            // Boxed: hardly any write comes here, and all would carry it along.
+            let verdict = Box::pin(self.look_for_put(key, &body, write, &mut attempts)).await;
             match (verdict, &doubt) {
                 (Some(Verdict::Applied(version)), _) => return Ok(Put::Stored(version)),
                 (Some(Verdict::Overtaken), Some(cause)) => {
@@ -139,7 +140,7 @@ impl<'a> Driver<'a> {
                 Err(_) => attempts.give_up(),
             }
             let verdict = match version {
-                Some(version) => self.look_for_delete(key, version, &mut attempts).await,
+                Some(version) => Box::pin(self.look_for_delete(key, version, &mut attempts)).await,
                 None => None,
             };
             match verdict {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use leasehold_protocol::key::{check_prefix, percent_decode};
+use leasehold_protocol::key::{Key, percent_decode};
 
 #[cfg(feature = "cloud")]
 use super::cloud::{Cloud, CloudOptions};
@@ -67,15 +67,23 @@ impl FromStr for StoreUrl {
         if bucket.is_empty() {
             return Err(Error::invalid(format!("{text:?} names no bucket; use {SCHEMES}")));
         }
-        let legal = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-        if !bucket.chars().all(legal) {
-            return Err(Error::invalid(format!("{bucket:?} cannot be the name of a bucket")));
-        }
         let prefix = prefix.trim_end_matches('/');
-        check_prefix(prefix)
-            .map_err(|error| Error::invalid(format!("the prefix of {text:?}: {error}")))?;
+        check_bucket(bucket, prefix)?;
         Ok(Self::Bucket { kind, bucket: bucket.to_owned(), prefix: prefix.to_owned() })
     }
+}
+
+/// That there can be such a bucket, and such a beginning of keys in it.
+pub(super) fn check_bucket(bucket: &str, prefix: &str) -> Result<()> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    if bucket.is_empty() || !bucket.chars().all(legal) {
+        return Err(Error::invalid(format!("{bucket:?} cannot be the name of a bucket")));
+    }
+    let checked = match prefix {
+        "" => Ok(()),
+        prefix => Key::new(prefix).map(drop),
+    };
+    checked.map_err(|error| Error::invalid(format!("the prefix {prefix:?}: {error}")))
 }
 
 fn file_url(text: &str, rest: &str) -> Result<StoreUrl> {
@@ -208,6 +216,32 @@ mod tests {
             let error = text.parse::<StoreUrl>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{text}");
             assert!(error.to_string().contains(part), "{text}: {error}");
+        }
+    }
+
+    #[cfg(feature = "s3")]
+    #[test]
+    fn buckets_that_are_put_together_by_hand_are_checked_too() {
+        let open = |url: StoreUrl| {
+            let mut connect = Connect::new(url);
+            connect.cloud.region = Some("eu-north-1".to_owned());
+            connect.open()
+        };
+        for (name, prefix, part) in [
+            ("b", "/a//b/", "the prefix \"/a//b/\""),
+            ("b", "a/", "'/'"),
+            ("b", "/", "'/'"),
+            ("b", "a/../b", "'..'"),
+            ("b", "a\nb", "control"),
+            ("b/c", "", "cannot be the name of a bucket"),
+            ("", "a", "cannot be the name of a bucket"),
+        ] {
+            let error = open(bucket(Kind::S3, name, prefix)).map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        for prefix in ["", "a/b"] {
+            open(bucket(Kind::S3, "b", prefix)).map(drop).unwrap();
         }
     }
 }

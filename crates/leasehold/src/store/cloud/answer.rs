@@ -45,7 +45,18 @@ pub enum Answer {
     Failed(Error),
 }
 
+fn is_expired(code: &str) -> bool {
+    matches!(code, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired")
+}
+
 impl Seen {
+    /// Whether credentials that are fetched anew could be better.
+    #[cfg(feature = "s3")]
+    pub fn refuses_credentials(&self) -> bool {
+        let code = self.code.as_str();
+        is_expired(code) || code == "InvalidAccessKeyId"
+    }
+
     /// What this answer means to a request with this condition.
     pub fn answer(&self, condition: Condition) -> Answer {
         use Answer::*;
@@ -76,7 +87,7 @@ impl Seen {
                     self.error(ErrorKind::Invalid, "the bucket is in another region or endpoint"),
                 );
             }
-            "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" => {
+            code if is_expired(code) => {
                 return Failed(self.error(
                     ErrorKind::Denied,
                     "the store refuses these credentials: they have expired",

@@ -3,13 +3,17 @@
 //! OpenDAL builds and signs the requests and reads the answers' XML. It is used below its operator,
 //! whose path normalisation would change keys, and without its retries, which would turn our own
 //! success into "already exists". Added here: the store's clock, request counting, timeouts, a
-//! limit on connections, and outcomes decided by error codes (`answer`).
+//! limit on connections, and outcomes decided by error codes (`answer`). Single objects on S3 go
+//! without it (`s3`).
 
 mod answer;
 mod connect;
 mod large;
 #[cfg(feature = "s3")]
 mod rules;
+#[cfg(feature = "s3")]
+mod s3;
+mod services;
 mod transport;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,77 +26,17 @@ use leasehold_protocol::time::StoreTime;
 use opendal::raw::oio::{Delete as _, List as _, ReadStream as _, Write as _};
 use opendal::raw::{OpDelete, OpList, OpRead, OpReader, OpStat, OpWrite, Servicer, oio};
 use opendal::{Buffer, BytesRange, Executor, HttpTransporter, Metadata, OperationContext, options};
-use serde::{Deserialize, Serialize};
 
 use self::answer::{Answer, Condition};
+pub use self::services::CloudOptions;
 use self::transport::{Answered, Observed, Transport};
 use super::backend::{Backend, Kind, Lister, Reading};
 use super::large::{FileBody, Source};
 use super::meter::Meter;
 use super::types::{Delete, Durability, Entry, Get, List, Meta, Object, Page, Put, Unknown};
+use super::url::check_bucket;
 use crate::env::Env;
 use crate::{Error, ErrorKind, Result, StoreSettings};
-
-/// Where a bucket is and who we are there. What is `None` comes from where each provider's tools
-/// look for it: AWS, Google and Azure environment variables, profiles, and instance metadata.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CloudOptions {
-    /// The server's URL, for anything that is not the provider's own.
-    pub endpoint: Option<String>,
-    /// S3: the bucket's region.
-    pub region: Option<String>,
-    /// S3: the bucket in the path (`host/bucket/key`) instead of in the host name. By default only
-    /// with an endpoint of one's own.
-    pub path_style: Option<bool>,
-    /// S3: the access key. Azure: the account's name.
-    pub access_key: Option<String>,
-    /// S3: the secret. Azure: the account's key.
-    pub secret_key: Option<String>,
-    /// S3: the token of temporary credentials.
-    pub session_token: Option<String>,
-    /// S3: a profile of the AWS configuration files.
-    pub profile: Option<String>,
-    /// Google: a file with credentials.
-    pub credential_file: Option<String>,
-    /// Send unsigned requests.
-    pub anonymous: bool,
-}
-
-impl std::fmt::Debug for CloudOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Secrets stay out of logs.
-        f.debug_struct("CloudOptions")
-            .field("endpoint", &self.endpoint)
-            .field("region", &self.region)
-            .field("path_style", &self.path_style)
-            .field("access_key", &self.access_key)
-            .field("profile", &self.profile)
-            .field("anonymous", &self.anonymous)
-            .finish_non_exhaustive()
-    }
-}
-
-#[cfg(feature = "s3")]
-impl CloudOptions {
-    fn s3_endpoint(&self) -> &str {
-        self.endpoint.as_deref().unwrap_or("https://s3.amazonaws.com")
-    }
-
-    fn signing_region(&self) -> Result<String> {
-        match (&self.region, &self.endpoint) {
-            (Some(region), _) => Ok(region.clone()),
-            // Servers of one's own hardly ever mind.
-            (None, Some(_)) => Ok("us-east-1".to_owned()),
-            (None, None) => Err(Error::invalid("no region: pass --region or set AWS_REGION")),
-        }
-    }
-
-    fn uses_path_style(&self, bucket: &str) -> bool {
-        // A dot in a bucket's name does not match the certificate of the host it would become.
-        self.path_style.unwrap_or(self.endpoint.is_some() || bucket.contains('.'))
-    }
-}
 
 /// A bucket, or what is below a prefix in it. Clones share the connections.
 #[derive(Debug, Clone)]
@@ -107,6 +51,9 @@ pub struct Cloud {
     room: usize,
     bucket: String,
     options: CloudOptions,
+    /// The way without OpenDAL, where there is one.
+    #[cfg(feature = "s3")]
+    objects: Option<Arc<s3::Objects>>,
 }
 
 impl Cloud {
@@ -119,13 +66,21 @@ impl Cloud {
         settings: &StoreSettings,
         env: &Env,
     ) -> Result<Self> {
+        // A URL may have been put together by hand. OpenDAL would mend the prefix, and `s3` take it as
+        // it is: what one of them writes the other would not find.
+        check_bucket(bucket, prefix)?;
         if kind == Kind::Azure && !prefix.is_empty() {
             check_azure(prefix)
                 .map_err(|error| Error::invalid(format!("prefix {prefix:?}: {error}")))?;
         }
-        let service = build_service(kind, bucket, prefix, options)?;
+        let service = services::build_service(kind, bucket, prefix, options)?;
         let meter = Arc::new(Meter::default());
         let transport = Arc::new(Transport::new(settings, meter.clone(), env.clone()));
+        #[cfg(feature = "s3")]
+        let objects = match kind {
+            Kind::S3 => s3::Objects::new(&transport, bucket, prefix, options).map(Arc::new),
+            _ => None,
+        };
         let scheme = match kind {
             Kind::Gcs => "gs",
             Kind::Azure => "az",
@@ -149,6 +104,8 @@ impl Cloud {
             room,
             bucket: bucket.to_owned(),
             options: options.clone(),
+            #[cfg(feature = "s3")]
+            objects,
         })
     }
 
@@ -312,30 +269,43 @@ fn read_error(answer: Answer, key: Option<&Key>) -> Error {
     }
 }
 
-#[async_trait]
-impl Backend for Cloud {
-    fn url(&self) -> String {
-        self.url.clone()
+/// What a read came to that was no success.
+fn not_got(answer: Answer, conditional: bool, key: &Key) -> Result<Get> {
+    match answer {
+        Answer::Missing => Ok(Get::Absent),
+        Answer::NotModified => Ok(Get::Unchanged),
+        Answer::Refused if conditional => Ok(Get::Unchanged),
+        other => Err(read_error(other, Some(key))),
     }
+}
 
-    fn kind(&self) -> Kind {
-        self.kind
+/// The same of a write.
+fn not_stored(answer: Answer, key: &Key) -> Result<Put> {
+    match answer {
+        Answer::Refused => Ok(Put::Refused),
+        Answer::Contended => Ok(Put::Contended),
+        Answer::Unanswered(error) => Ok(Put::Unknown(Unknown::NoAnswer(error.at(key)))),
+        Answer::Missing | Answer::NotModified => Err(Error::invalid(
+            "the bucket does not exist: check its name, the region and the endpoint",
+        )),
+        Answer::Failed(error) => Err(error.at(key)),
     }
+}
 
-    fn limit(&self, connections: usize, requests_per_minute: Option<u32>) {
-        self.transport.limit(connections, requests_per_minute);
+/// The same of a delete.
+fn not_deleted(answer: Answer, key: &Key) -> Result<Delete> {
+    match answer {
+        Answer::Refused => Ok(Delete::Refused),
+        Answer::Missing | Answer::NotModified => Ok(Delete::Deleted),
+        Answer::Contended => Ok(Delete::Contended),
+        Answer::Unanswered(error) => Ok(Delete::Unknown(Unknown::NoAnswer(error.at(key)))),
+        Answer::Failed(error) => Err(error.at(key)),
     }
+}
 
-    fn meter(&self) -> &Arc<Meter> {
-        &self.meter
-    }
-
-    fn reading(&self) -> Option<Reading> {
-        self.transport.reading()
-    }
-
-    async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
-        self.check(key)?;
+/// One object at a time, by OpenDAL.
+impl Cloud {
+    async fn dal_get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
         let (context, answered) = self.operation();
         let mut read = options::ReadOptions::default();
         match unless {
@@ -353,17 +323,14 @@ impl Backend for Cloud {
                 Ok(Get::Found(Object { body, meta }))
             }
             // "Not modified" can come as a 412 too.
-            Err(error) => match failed(&answered, &error, Condition::Absent) {
-                Answer::Missing => Ok(Get::Absent),
-                Answer::NotModified => Ok(Get::Unchanged),
-                Answer::Refused if unless.is_some() => Ok(Get::Unchanged),
-                other => Err(read_error(other, Some(key))),
-            },
+            Err(error) => {
+                let answer = failed(&answered, &error, Condition::Absent);
+                not_got(answer, unless.is_some(), key)
+            }
         }
     }
 
-    async fn head(&self, key: &Key) -> Result<Option<Meta>> {
-        self.check(key)?;
+    async fn dal_head(&self, key: &Key) -> Result<Option<Meta>> {
         let (context, answered) = self.operation();
         match self.service.stat_dyn(&context, key.as_str(), OpStat::new()).await {
             Ok(told) => {
@@ -378,8 +345,7 @@ impl Backend for Cloud {
         }
     }
 
-    async fn put(&self, key: &Key, body: Bytes, when: &When, _: Durability) -> Result<Put> {
-        self.check(key)?;
+    async fn dal_put(&self, key: &Key, body: Bytes, when: &When) -> Result<Put> {
         let mut write = options::WriteOptions::default();
         // For Google, OpenDAL makes a conditional write an upload in several requests. The plain
         // one takes the condition just as well, in its query.
@@ -405,20 +371,11 @@ impl Backend for Cloud {
         };
         match written.await {
             Ok(meta) => Ok(Put::Stored(self.require_version(&meta, key)?)),
-            Err(error) => match failed(&answered, &error, condition_of(when)) {
-                Answer::Refused => Ok(Put::Refused),
-                Answer::Contended => Ok(Put::Contended),
-                Answer::Unanswered(error) => Ok(Put::Unknown(Unknown::NoAnswer(error.at(key)))),
-                Answer::Missing | Answer::NotModified => Err(Error::invalid(
-                    "the bucket does not exist: check its name, the region and the endpoint",
-                )),
-                Answer::Failed(error) => Err(error.at(key)),
-            },
+            Err(error) => not_stored(failed(&answered, &error, condition_of(when)), key),
         }
     }
 
-    async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
-        self.check(key)?;
+    async fn dal_delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
         let (context, answered) = self.operation();
         let condition = match version {
             Some(_) => Condition::Matches,
@@ -441,14 +398,68 @@ impl Backend for Cloud {
         };
         match deleted.await {
             Ok(()) => Ok(Delete::Deleted),
-            Err(error) => match failed(&answered, &error, condition) {
-                Answer::Refused => Ok(Delete::Refused),
-                Answer::Missing | Answer::NotModified => Ok(Delete::Deleted),
-                Answer::Contended => Ok(Delete::Contended),
-                Answer::Unanswered(error) => Ok(Delete::Unknown(Unknown::NoAnswer(error.at(key)))),
-                Answer::Failed(error) => Err(error.at(key)),
-            },
+            Err(error) => not_deleted(failed(&answered, &error, condition), key),
         }
+    }
+}
+
+#[async_trait]
+impl Backend for Cloud {
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn limit(&self, connections: usize, requests_per_minute: Option<u32>) {
+        self.transport.limit(connections, requests_per_minute);
+    }
+
+    fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+
+    fn reading(&self) -> Option<Reading> {
+        self.transport.reading()
+    }
+
+    async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
+        self.check(key)?;
+        #[cfg(feature = "s3")]
+        if let Some(objects) = &self.objects {
+            return objects.get(key, unless).await;
+        }
+        // Boxed, here and below: what goes the short way need not carry this along.
+        Box::pin(self.dal_get(key, unless)).await
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<Meta>> {
+        self.check(key)?;
+        #[cfg(feature = "s3")]
+        if let Some(objects) = &self.objects {
+            return objects.head(key).await;
+        }
+        Box::pin(self.dal_head(key)).await
+    }
+
+    async fn put(&self, key: &Key, body: Bytes, when: &When, _: Durability) -> Result<Put> {
+        self.check(key)?;
+        #[cfg(feature = "s3")]
+        if let Some(objects) = &self.objects {
+            return objects.put(key, body, when).await;
+        }
+        Box::pin(self.dal_put(key, body, when)).await
+    }
+
+    async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
+        self.check(key)?;
+        #[cfg(feature = "s3")]
+        if let Some(objects) = &self.objects {
+            return objects.delete(key, version).await;
+        }
+        Box::pin(self.dal_delete(key, version)).await
     }
 
     async fn delete_many(&self, keys: &[Key]) -> Result<()> {
@@ -609,109 +620,4 @@ impl Lister for CloudLister {
         page.now = self.answered.lock().unwrap_or_else(PoisonError::into_inner).date;
         Ok(Some(page))
     }
-}
-
-fn build_service(
-    kind: Kind,
-    bucket: &str,
-    prefix: &str,
-    options: &CloudOptions,
-) -> Result<Servicer> {
-    match kind {
-        #[cfg(feature = "s3")]
-        Kind::S3 => s3_service(bucket, prefix, options),
-        #[cfg(feature = "gcs")]
-        Kind::Gcs => gcs_service(bucket, prefix, options),
-        #[cfg(feature = "azure")]
-        Kind::Azure => azure_service(bucket, prefix, options),
-        other => Err(Error::new(
-            ErrorKind::Unsupported,
-            format!("this binary was built without support for {other:?}"),
-        )),
-    }
-}
-
-fn built<S: opendal::raw::Service>(service: opendal::Result<S>) -> Result<Servicer> {
-    match service {
-        Ok(service) => Ok(Arc::new(service)),
-        Err(error) => {
-            Err(Error::invalid(format!("cannot use this bucket: {}", first_line(&error))))
-        }
-    }
-}
-
-#[cfg(feature = "s3")]
-fn s3_service(bucket: &str, prefix: &str, options: &CloudOptions) -> Result<Servicer> {
-    use opendal::Builder as _;
-    let mut s3 = opendal::services::S3::default()
-        .bucket(bucket)
-        .root(prefix)
-        .region(&options.signing_region()?)
-        .endpoint(options.s3_endpoint());
-    if options.endpoint.is_some() {
-        s3 = s3.disable_ec2_metadata();
-    }
-    if !options.uses_path_style(bucket) {
-        s3 = s3.enable_virtual_host_style();
-    }
-    if let (Some(access), Some(secret)) = (&options.access_key, &options.secret_key) {
-        s3 = s3.access_key_id(access).secret_access_key(secret).disable_config_load();
-        if let Some(token) = &options.session_token {
-            s3 = s3.session_token(token);
-        }
-    } else if options.access_key.is_some() || options.secret_key.is_some() {
-        return Err(Error::invalid("an access key needs its secret key, and the reverse"));
-    }
-    if let Some(profile) = &options.profile {
-        s3 = s3.profile(profile);
-    }
-    if options.anonymous {
-        s3 = s3.skip_signature();
-    }
-    built(s3.build())
-}
-
-#[cfg(feature = "gcs")]
-fn gcs_service(bucket: &str, prefix: &str, options: &CloudOptions) -> Result<Servicer> {
-    use opendal::Builder as _;
-    let mut gcs = opendal::services::Gcs::default().bucket(bucket).root(prefix);
-    if let Some(endpoint) = &options.endpoint {
-        gcs = gcs.endpoint(endpoint);
-    }
-    if let Some(file) = &options.credential_file {
-        gcs = gcs.credential_path(file);
-    }
-    if options.anonymous {
-        gcs = gcs.skip_signature();
-    }
-    built(gcs.build())
-}
-
-#[cfg(feature = "azure")]
-fn azure_service(container: &str, prefix: &str, options: &CloudOptions) -> Result<Servicer> {
-    use opendal::Builder as _;
-    let endpoint = match (&options.endpoint, &options.access_key) {
-        (Some(endpoint), _) => endpoint.clone(),
-        (None, Some(account)) => format!("https://{account}.blob.core.windows.net"),
-        (None, None) => {
-            return Err(Error::invalid(
-                "no storage account: set AZURE_STORAGE_ACCOUNT or pass --access-key",
-            ));
-        }
-    };
-    let mut azure =
-        opendal::services::Azblob::default().container(container).root(prefix).endpoint(&endpoint);
-    if let Some(account) = &options.access_key {
-        azure = azure.account_name(account);
-    }
-    if let Some(key) = &options.secret_key {
-        azure = azure.account_key(key);
-    }
-    if let Some(token) = &options.session_token {
-        azure = azure.sas_token(token);
-    }
-    if options.anonymous {
-        azure = azure.skip_signature();
-    }
-    built(azure.build())
 }

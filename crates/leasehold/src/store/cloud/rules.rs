@@ -5,10 +5,11 @@
 //! signed here, with the same credentials.
 
 use opendal::{Buffer, HttpTransporter};
-use reqsign_aws_v4::{DefaultCredentialProvider, RequestSigner, StaticCredentialProvider};
-use reqsign_core::{Context, OsEnv, ProvideCredentialChain, Signer};
+use reqsign_aws_v4::RequestSigner;
+use reqsign_core::Signer;
 
 use super::CloudOptions;
+use super::s3::{context, credentials};
 
 /// What to warn of. What may not be read, or is not supported, is passed over in silence: it is
 /// often not allowed.
@@ -54,7 +55,9 @@ async fn ask(
     let request = http::Request::get(format!("{endpoint}/{bucket}?{what}=")).body(()).ok()?;
     let (mut parts, ()) = request.into_parts();
     if !options.anonymous {
-        signer(transport, options, &region).sign(&mut parts, None).await.ok()?;
+        let signer = RequestSigner::new("s3", &region);
+        let signer = Signer::new(context(transport), credentials(options), signer);
+        signer.sign(&mut parts, None).await.ok()?;
     }
     let request = http::Request::from_parts(parts, Buffer::new());
     let response = transport.send(request).await.ok()?;
@@ -62,31 +65,4 @@ async fn ask(
     tracing::debug!(what, status = response.status().as_u16(), "asked for the bucket's rules");
     let body = response.into_body().to_bytes();
     found.then(|| String::from_utf8_lossy(&body).into_owned())
-}
-
-fn signer(
-    transport: &HttpTransporter,
-    options: &CloudOptions,
-    region: &str,
-) -> Signer<reqsign_aws_v4::Credential> {
-    let context = Context::new()
-        .with_file_read(reqsign_file_read_tokio::TokioFileRead)
-        .with_http_send(transport.clone())
-        .with_env(OsEnv);
-    let mut usual = DefaultCredentialProvider::builder();
-    if let Some(profile) = &options.profile {
-        usual = usual.with_profile(profile);
-    }
-    if options.endpoint.is_some() {
-        usual = usual.no_imds();
-    }
-    let mut chain = ProvideCredentialChain::new().push(usual.build());
-    if let (Some(access), Some(secret)) = (&options.access_key, &options.secret_key) {
-        let mut given = StaticCredentialProvider::new(access, secret);
-        if let Some(token) = &options.session_token {
-            given = given.with_session_token(token);
-        }
-        chain = chain.push_front(given);
-    }
-    Signer::new(context, chain, RequestSigner::new("s3", region))
 }

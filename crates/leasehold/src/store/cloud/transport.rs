@@ -1,14 +1,15 @@
-//! HTTP under OpenDAL: where requests are counted, limited and timed, and where the store's clock
-//! and its error codes are read.
+//! HTTP: where requests are counted, limited and timed, and where the store's clock and its error
+//! codes are read. Under OpenDAL, and under what goes without it.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
 use futures::Stream;
-use http_body_util::{BodyDataStream, BodyExt as _, Full};
-use hyper::body::Incoming;
+use http_body_util::Full;
+use hyper::body::{Body as _, Incoming};
 use leasehold_protocol::pace::Pace;
 use leasehold_protocol::time::StoreTime;
 use opendal::raw::Operation;
@@ -16,7 +17,7 @@ use opendal::{Buffer, Error as DalError, ErrorKind as DalKind, HttpBody, HttpTra
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::answer::{Seen, parse_error_body};
-use super::connect::{Client, Limit, client, side_client};
+use super::connect::{Client, Failure, Lent, Limit, Target, client, host_of, side_client};
 use crate::StoreSettings;
 use crate::env::{BootTime, Env};
 use crate::store::backend::Reading;
@@ -47,7 +48,7 @@ impl Transport {
     pub fn new(settings: &StoreSettings, meter: Arc<Meter>, env: Env) -> Self {
         let connections = Arc::new(Limit::new(settings.connections));
         Self {
-            client: client(&connections, settings.request_timeout),
+            client: client(&connections, settings.request_timeout, &env),
             side: OnceLock::new(),
             turns: Limit::new(settings.connections),
             connections,
@@ -84,16 +85,17 @@ impl Transport {
         }
     }
 
-    async fn send(
-        self: Arc<Self>,
-        request: http::Request<Buffer>,
-        seen: &Mutex<Answered>,
-    ) -> opendal::Result<http::Response<HttpBody>> {
-        let (parts, body) = request.into_parts();
-        let class = class_of(&parts);
-        let body = body.to_bytes();
+    /// Sends a request in origin form, and gives back the answer up to its body; or says why there is
+    /// none.
+    pub async fn exchange(
+        &self,
+        class: Class,
+        to: &Target,
+        mut request: http::Request<Full<Bytes>>,
+    ) -> Result<Reply, String> {
+        let size = request.body().size_hint().lower();
         let (client, turn) = match class {
-            Class::Other => (self.side.get_or_init(|| side_client(self.timeout)), None),
+            Class::Other => (self.side.get_or_init(|| side_client(self.timeout, &self.env)), None),
             _ => (&self.client, self.turns.take().await),
         };
         // With a connection in hand: so no more than there are connections wait in line, and none of
@@ -101,22 +103,65 @@ impl Transport {
         if class != Class::Other {
             self.keep_pace().await;
         }
-        self.meter.request(class, body.len() as u64);
+        self.meter.request(class, size);
         // A slow line may take its time over a large body: 64 KiB/s are enough for anyone.
-        let patience = self.timeout + Duration::from_millis(body.len() as u64 / 64);
-        let (uri, is_head) = (parts.uri.clone(), parts.method == http::Method::HEAD);
-        let mut request = http::Request::new(Full::new(body));
-        *request.method_mut() = parts.method;
-        *request.uri_mut() = parts.uri;
-        *request.headers_mut() = parts.headers;
+        let patience = self.timeout + Duration::from_millis(size / 64);
+        let is_head = request.method() == http::Method::HEAD;
         request.headers_mut().insert(http::header::USER_AGENT, AGENT);
-        let sent = match tokio::time::timeout(patience, client.request(request)).await {
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(reason(&uri, &error)),
-            Err(_) => Err(format!("no answer within {} s", patience.as_secs())),
+        let (response, lent) = match tokio::time::timeout(patience, client.send(to, request)).await
+        {
+            Ok(Ok(answered)) => answered,
+            Ok(Err(error)) => return Err(reason(to, &error)),
+            Err(_) => return Err(format!("no answer within {} s", patience.as_secs())),
         };
-        let mut response = match sent {
-            Ok(response) => response,
+        let (head, body) = response.into_parts();
+        let (status, headers) = (head.status, head.headers);
+        let date = header(&headers, "date").and_then(StoreTime::from_http_date);
+        if let Some(store) = date
+            && class != Class::Other
+        {
+            let reading = Reading { store, at: self.env.clock().boot() };
+            *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
+        }
+        let mut code = header(&headers, "x-ms-error-code").unwrap_or_default().to_owned();
+        // The answer to a HEAD has no body that would say why.
+        if is_head
+            && status == http::StatusCode::FORBIDDEN
+            && date.is_some_and(|store| self.is_off(store))
+        {
+            code = "RequestTimeTooSkewed".to_owned();
+        }
+        let seen = Seen { status: status.as_u16(), code, ..Seen::default() };
+        let body = Body::new(body, lent, turn, self);
+        Ok(Reply { status, headers, seen, date, body })
+    }
+
+    /// Whether this machine's clock is further from the store's than S3 allows.
+    fn is_off(&self, store: StoreTime) -> bool {
+        self.env.clock().wall().as_micros().abs_diff(store.as_micros()) > TOO_SKEWED
+    }
+
+    async fn send(
+        &self,
+        request: http::Request<Buffer>,
+        seen: &Mutex<Answered>,
+    ) -> opendal::Result<http::Response<HttpBody>> {
+        let (parts, body) = request.into_parts();
+        let class = class_of(&parts);
+        let bad = || DalError::new(DalKind::Unexpected, "bad URL");
+        let to = Target::of(&parts.uri).ok_or_else(bad)?;
+        // As it is written there: so it was signed.
+        let host = host_of(&parts.uri).and_then(|host| host.try_into().ok()).ok_or_else(bad)?;
+        let mut request = http::Request::new(Full::new(body.to_bytes()));
+        let is_head = parts.method == http::Method::HEAD;
+        *request.method_mut() = parts.method;
+        *request.headers_mut() = parts.headers;
+        if let Some(path) = parts.uri.path_and_query() {
+            *request.uri_mut() = http::Uri::from(path.clone());
+        }
+        request.headers_mut().insert(http::header::HOST, host);
+        let mut reply = match self.exchange(class, &to, request).await {
+            Ok(reply) => reply,
             Err(failure) if class == Class::Other => {
                 note_side(seen, failure);
                 return Err(no_answer());
@@ -126,52 +171,50 @@ impl Transport {
                 return Err(no_answer());
             }
         };
-        let status = response.status();
-        let date = header(&response, "date").and_then(StoreTime::from_http_date);
-        if let Some(store) = date
-            && class != Class::Other
-        {
-            let reading = Reading { store, at: self.env.clock().boot() };
-            *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
+        if class == Class::Other && reply.status.is_server_error() {
+            note_side(seen, format!("HTTP {}", reply.status.as_u16()));
         }
-        if class == Class::Other && status.is_server_error() {
-            note_side(seen, format!("HTTP {}", status.as_u16()));
-        }
-        let mut code = header(&response, "x-ms-error-code").unwrap_or_default().to_owned();
-        // The answer to a HEAD has no body that would say why.
-        let off = date.map(|store| self.env.clock().wall().as_micros().abs_diff(store.as_micros()));
-        if is_head && status == http::StatusCode::FORBIDDEN && off > Some(TOO_SKEWED) {
-            code = "RequestTimeTooSkewed".to_owned();
-        }
-        note(seen, class, |answered| {
-            answered.date = date;
-            answered.seen = Seen { status: status.as_u16(), code, ..Seen::default() };
-        });
         let length = match is_head {
             true => None,
-            false => header(&response, "content-length").and_then(|text| text.parse().ok()),
+            false => header(&reply.headers, "content-length").and_then(|text| text.parse().ok()),
         };
-        let mut out = http::Response::builder().status(status).extension(uri);
+        let mut out = http::Response::builder().status(reply.status).extension(parts.uri);
         if let Some(headers) = out.headers_mut() {
-            std::mem::swap(headers, response.headers_mut());
+            std::mem::swap(headers, &mut reply.headers);
         }
-        let stream = response.into_body().into_data_stream();
-        let meter = self.meter.clone();
-        let mut body = Body { stream, meter, turn, idle: None, timeout: self.timeout };
-        if status.is_success() || is_head {
+        if reply.status.is_success() || is_head {
+            let Reply { seen: told, date, body, .. } = reply;
+            note(seen, class, |answered| (answered.date, answered.seen) = (date, told));
             return build(out, HttpBody::new(body, length));
         }
-        // An error's body is small, and its code is what decides.
-        let text = body.read_up_to(64 << 10).await;
-        let (code, message) = parse_error_body(&text);
-        note(seen, class, |answered| {
-            if answered.seen.code.is_empty() {
-                answered.seen.code = code;
-            }
-            answered.seen.message = message;
-        });
+        let text = reply.explain().await;
+        let Reply { seen: told, date, .. } = reply;
+        note(seen, class, |answered| (answered.date, answered.seen) = (date, told));
         let once = futures::stream::iter([Ok(Buffer::from(text))]);
         build(out, HttpBody::new(once, None))
+    }
+}
+
+/// An answer. Its body has not been read.
+pub struct Reply {
+    pub status: http::StatusCode,
+    pub headers: http::HeaderMap,
+    /// What it means, as far as its head tells.
+    pub seen: Seen,
+    pub date: Option<StoreTime>,
+    pub body: Body,
+}
+
+impl Reply {
+    /// Reads the body of an error, which is small: its code is what decides.
+    pub async fn explain(&mut self) -> Bytes {
+        let text = self.body.read_up_to(64 << 10).await;
+        let (code, message) = parse_error_body(&text);
+        if self.seen.code.is_empty() {
+            self.seen.code = code;
+        }
+        self.seen.message = message;
+        text
     }
 }
 
@@ -202,8 +245,9 @@ fn note(seen: &Mutex<Answered>, class: Class, change: impl FnOnce(&mut Answered)
 const AGENT: http::HeaderValue =
     http::HeaderValue::from_static(concat!("leasehold/", env!("CARGO_PKG_VERSION")));
 
-fn header<'a>(response: &'a http::Response<Incoming>, name: &str) -> Option<&'a str> {
-    response.headers().get(name)?.to_str().ok()
+/// The text of a header, if there is one.
+pub fn header<'a>(headers: &'a http::HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
 }
 
 fn class_of(request: &http::request::Parts) -> Class {
@@ -218,12 +262,12 @@ fn class_of(request: &http::request::Parts) -> Class {
 }
 
 /// The innermost reason: "connection refused" rather than "client error".
-fn reason(uri: &http::Uri, error: &hyper_util::client::legacy::Error) -> String {
-    let mut inner: &dyn std::error::Error = error;
+fn reason(to: &Target, error: &Failure) -> String {
+    let mut inner: &dyn std::error::Error = &**error;
     while let Some(source) = inner.source() {
         inner = source;
     }
-    format!("{}: {inner}", uri.authority().map_or("", |host| host.as_str()))
+    format!("{to}: {inner}")
 }
 
 /// What one operation got for an answer.
@@ -258,30 +302,114 @@ impl HttpTransport for Observed {
             *request.uri_mut() = uri
                 .map_err(|error| DalError::new(DalKind::Unexpected, "bad URL").set_source(error))?;
         }
-        self.transport.clone().send(request, &self.answered).await
+        self.transport.send(request, &self.answered).await
     }
 }
 
-/// A response's body. Keeps its turn until it has been read or dropped, and gives up when nothing
-/// arrives for as long as a request may take.
-struct Body {
-    stream: BodyDataStream<Incoming>,
+/// A response's body. Keeps its connection and its turn until it has been read or dropped, and gives
+/// up when nothing arrives for as long as a request may take.
+pub struct Body {
+    incoming: Incoming,
+    used: Option<(Lent, Option<OwnedSemaphorePermit>)>,
     meter: Arc<Meter>,
-    turn: Option<OwnedSemaphorePermit>,
     idle: Option<Pin<Box<tokio::time::Sleep>>>,
     timeout: Duration,
 }
 
 impl Body {
-    async fn read_up_to(&mut self, most: usize) -> Vec<u8> {
-        use futures::StreamExt as _;
-        let mut all = Vec::new();
-        while all.len() < most
-            && let Some(Ok(chunk)) = self.next().await
-        {
-            all.extend_from_slice(&chunk.to_bytes());
+    fn new(
+        incoming: Incoming,
+        lent: Lent,
+        turn: Option<OwnedSemaphorePermit>,
+        transport: &Transport,
+    ) -> Self {
+        let Transport { meter, timeout, .. } = transport;
+        let (meter, timeout) = (meter.clone(), *timeout);
+        let mut body = Self { incoming, used: Some((lent, turn)), meter, idle: None, timeout };
+        if body.incoming.is_end_stream() {
+            body.end();
         }
-        all
+        body
+    }
+
+    /// It has been read. First the connection, then the turn: whoever has the turn next finds it.
+    fn end(&mut self) {
+        if let Some((lent, turn)) = self.used.take() {
+            lent.give_back();
+            drop(turn);
+        }
+    }
+
+    fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Failure>>> {
+        loop {
+            match Pin::new(&mut self.incoming).poll_frame(cx) {
+                Poll::Ready(frame) => {
+                    self.idle = None;
+                    let frame = match frame {
+                        Some(Ok(frame)) => match frame.into_data() {
+                            Ok(bytes) => Some(Ok(bytes)),
+                            // Trailers say nothing that anybody asked for.
+                            Err(_) => continue,
+                        },
+                        Some(Err(error)) => Some(Err(error.into())),
+                        None => None,
+                    };
+                    if let Some(Ok(bytes)) = &frame {
+                        self.meter.received(bytes.len() as u64);
+                    }
+                    if frame.is_none() || self.incoming.is_end_stream() {
+                        self.end();
+                    }
+                    return Poll::Ready(frame);
+                }
+                Poll::Pending => {
+                    let timeout = self.timeout;
+                    let idle =
+                        self.idle.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+                    return idle.as_mut().poll(cx).map(|()| Some(Err("no more came".into())));
+                }
+            }
+        }
+    }
+
+    async fn next_bytes(&mut self) -> Option<Result<Bytes, Failure>> {
+        std::future::poll_fn(|cx| self.poll_bytes(cx)).await
+    }
+
+    /// All of it.
+    #[cfg(feature = "s3")]
+    pub async fn read_all(&mut self) -> Result<Bytes, Failure> {
+        let Some(first) = self.next_bytes().await.transpose()? else { return Ok(Bytes::new()) };
+        // Small objects come in one piece.
+        let Some(second) = self.next_bytes().await.transpose()? else { return Ok(first) };
+        let mut all = BytesMut::from(first);
+        all.extend_from_slice(&second);
+        while let Some(more) = self.next_bytes().await.transpose()? {
+            all.extend_from_slice(&more);
+        }
+        Ok(all.freeze())
+    }
+
+    /// Lets go of it when the answer's head has told all. A little is read for the sake of the
+    /// connection, which can be used again once nothing more comes; but nobody waits long for that.
+    #[cfg(feature = "s3")]
+    pub async fn skip(&mut self) {
+        if self.used.is_some() {
+            // Boxed: as a rule there is none.
+            let rest = Box::pin(self.read_up_to(4 << 10));
+            let _ = tokio::time::timeout(Duration::from_millis(100), rest).await;
+        }
+    }
+
+    /// What comes of it, and no more than about this much.
+    async fn read_up_to(&mut self, most: usize) -> Bytes {
+        let mut all = BytesMut::new();
+        while all.len() < most
+            && let Some(Ok(more)) = self.next_bytes().await
+        {
+            all.extend_from_slice(&more);
+        }
+        all.freeze()
     }
 }
 
@@ -289,31 +417,11 @@ impl Stream for Body {
     type Item = opendal::Result<Buffer>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = self.get_mut();
-        match Pin::new(&mut this.stream).poll_next(cx) {
-            Poll::Ready(item) => {
-                this.idle = None;
-                let item = match item {
-                    Some(Ok(bytes)) => {
-                        this.meter.received(bytes.len() as u64);
-                        Some(Ok(Buffer::from(bytes)))
-                    }
-                    Some(Err(error)) => Some(Err(no_answer().set_source(error))),
-                    None => None,
-                };
-                if item.is_none() {
-                    this.turn = None;
-                }
-                Poll::Ready(item)
-            }
-            Poll::Pending => {
-                let timeout = this.timeout;
-                let idle = this.idle.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
-                match idle.as_mut().poll(cx) {
-                    Poll::Ready(()) => Poll::Ready(Some(Err(no_answer()))),
-                    Poll::Pending => Poll::Pending,
-                }
-            }
-        }
+        self.get_mut().poll_bytes(cx).map(|item| {
+            item.map(|item| match item {
+                Ok(bytes) => Ok(Buffer::from(bytes)),
+                Err(error) => Err(no_answer().set_source(std::io::Error::other(error))),
+            })
+        })
     }
 }
