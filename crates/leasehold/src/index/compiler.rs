@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Index;
 use super::compact::{Compaction, Outcome, Work};
+use super::convoy::Place;
 use crate::store::{Detail, Kind, List};
 use crate::{Error, ErrorKind, Result, host};
 
@@ -178,7 +179,7 @@ impl Index {
                 let (more, pending) = (listed.more, listed.known());
                 let flat = flat.remove(&shard).unwrap_or_default();
                 let waiting = flat_files.waiting(shard);
-                work.push((shard, Work { pending, more, flat, waiting, whole }));
+                work.push((shard, Work { pending, more, flat, waiting, whole, place: None }));
             }
             self.work_through(work, options, stop, &mut pass).await?;
             // The names of a million flat files are not for memory: the rest comes in turn.
@@ -208,9 +209,10 @@ impl Index {
         loop {
             while running.len() < options.parallel.max(1)
                 && !stop.is_cancelled()
-                && let Some((shard, work)) = work.next()
+                && let Some((shard, mut work)) = work.next()
             {
                 let (index, options) = (self.clone(), options.clone());
+                work.place = self.place(&options);
                 running.spawn(async move {
                     let done = match index.fires(shard, &work, &options.trigger).await {
                         Ok(true) => index.compact_fully(shard, work, &options).await,
@@ -255,6 +257,7 @@ impl Index {
             let next = next.filter(|keys| !keys.is_empty());
             let cut = work.more;
             work.more |= next.is_some();
+            let together = work.place.is_some();
             let mut done = self.compact_shard(shard, work, options).await?;
             let more = done.more || !later.is_empty();
             // Files that could not be deleted are there, though not in the next round.
@@ -264,6 +267,7 @@ impl Index {
                 pending: next,
                 flat: later,
                 whole,
+                place: self.place(options).filter(|_| together),
                 ..Work::default()
             };
             if let Some(before) = &all {
@@ -291,6 +295,12 @@ impl Index {
             }
             all = Some(done);
         }
+    }
+
+    /// Where flushes are worth sharing.
+    fn place(&self, options: &CompactOptions) -> Option<Place> {
+        let directory = self.store().kind() == Kind::Directory && options.parallel > 1;
+        directory.then(|| self.0.convoy.join(options.parallel))
     }
 
     /// Whether it is worth it to compact a shard. Asks for sizes and times only if it matters.

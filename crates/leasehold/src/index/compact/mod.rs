@@ -4,10 +4,12 @@
 //! | file | step |
 //! | --- | --- |
 //! | `mod.rs` | lease, shard version, and the order of what follows |
+//! | `memory.rs` | how much of it may be in memory |
 //! | `take.rs` | reads the inbox, sorts it, sets aside what is not for this shard |
 //! | `merge.rs` | merges the shard with it, piece by piece |
 //! | `publish.rs` | writes the shard on its condition, its statistics, and sweeps the inbox |
 
+mod memory;
 mod merge;
 mod publish;
 mod take;
@@ -16,10 +18,10 @@ use leasehold_protocol::compile::{self, Merger, Mode};
 use leasehold_protocol::format::datapackage::Schema;
 use leasehold_protocol::format::lease::Dialect;
 use leasehold_protocol::format::statistics::{Counts, Statistics};
-use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::Shard;
 
+use super::convoy::Place;
 use super::inbox::Waiting;
 use super::sort::Spool;
 use super::{CompactOptions, Index};
@@ -104,6 +106,8 @@ pub(super) struct Work {
     pub waiting: Waiting,
     /// Whether those are all that there are for this shard.
     pub whole: bool,
+    /// With whom it is published, where that saves something.
+    pub place: Option<Place>,
 }
 
 /// Why a compaction ends early.
@@ -190,18 +194,29 @@ impl Index {
         let (store, layout) = (&self.0.store, &self.0.layout);
         let known = self.known();
         let key = layout.shard(shard);
-        let budget = self.sort_budget(work);
+        let (inbox, turn) = self.inbox(shard, work).await?;
+        let plan = self.plan(&inbox, work);
         let early = match mutant::is(Mutant::CompilerOrder) {
-            true => Some(self.take(shard, work, options, None, budget).await?),
+            true => Some(self.take(shard, &inbox, work, options, None, plan.sort).await?),
             false => None,
         };
+        // Where the size can be told without opening it, nothing is read before there is room for it.
+        let told = store.stamp(&layout.shard_text(shard)).map(|stamp| stamp.size().unwrap_or(0));
+        let mut reserved = None;
+        if let Some(size) = told {
+            reserved = Some(self.reserve(plan, size, work).await?);
+        }
         let started = store.env().clock().boot();
         // The version first, then the inbox. `None` is a proven absence; a failed read ends here.
         let opened = store.open(&key).await;
         let failed = mutant::is(Mutant::FailedShardRead) && opened.is_err();
         let source = if failed { None } else { opened? };
         let size = source.as_ref().map_or(0, |source| source.meta().size);
-        let _memory = self.reserve(size, work, budget).await?;
+        let (plan, mut memory) = match reserved {
+            Some(reserved) => reserved,
+            None => self.reserve(plan, size, work).await?,
+        };
+        drop(turn);
         let statistics = match &source {
             Some(_) => store.get(&layout.statistics(shard)).await?,
             None => None,
@@ -216,23 +231,23 @@ impl Index {
         let unsorted = source.as_deref().filter(|_| resort);
         let taken = match early {
             Some(taken) => taken,
-            None => self.take(shard, work, options, unsorted, budget).await?,
+            None => self.take(shard, &inbox, work, options, unsorted, plan.sort).await?,
         };
-        let idle = taken.records == 0 && taken.pending.is_empty() && taken.flat.is_empty();
+        let idle = taken.records == 0 && inbox.keys.is_empty() && taken.flat.is_empty();
         // A deletion is forgotten only if nothing waits that was not looked at: an older record of its
         // key would come back.
-        let purge_before = options.purge_before.filter(|_| work.whole && !taken.more);
+        let purge_before = options.purge_before.filter(|_| work.whole && !inbox.more);
         if idle && !options.rewrite && purge_before.is_none() && !resort {
             return Ok(Compaction::new(shard, Outcome::Idle));
         }
         let mode = if current.is_some() { Mode::Copy } else { Mode::Rewrite };
-        let Taken { mut sorted, records, quarantined, pending, flat, more, resorted } = taken;
+        let Taken { mut sorted, records, quarantined, flat, resorted } = taken;
         let mut merging = Merging {
             index: self,
             shard,
             schema: known.schema.clone(),
             merger: Merger::new(known.schema.clone(), mode, purge_before).of_shard(shard),
-            spool: Spool::new(self.0.settings.spool_folder.clone()),
+            spool: Spool::new(self.0.settings.spool_folder.clone(), plan.spool),
             tenure,
         };
         let unread = source.as_deref().filter(|_| resorted.is_none());
@@ -251,8 +266,13 @@ impl Index {
             tally.respelled += 1;
         }
         let seen = source.as_ref().map(|source| source.meta().version.clone());
+        drop((sorted, source));
+        memory.keep(spool.in_memory() + plan.names);
+        if let Some(place) = &work.place {
+            place.depart(spool.len(), store.env()).await;
+        }
         let mut done = Compaction::new(shard, Outcome::Unchanged);
-        (done.counts, done.more) = (tally.counts, more);
+        (done.counts, done.more) = (tally.counts, inbox.more);
         let new = New {
             shard,
             seen,
@@ -266,42 +286,11 @@ impl Index {
             schema: fingerprint,
         };
         let published = self.publish(new, options, &mut done).await?;
+        memory.keep(plan.names);
         if compile::may_sweep(published) {
-            self.sweep(&mut done, &pending, &flat).await;
+            self.sweep(&mut done, &inbox.keys, &flat).await;
         }
         Ok(done)
-    }
-
-    /// Takes memory for a compaction out of what all of this process share.
-    async fn reserve(
-        &self,
-        size: u64,
-        work: &Work,
-        budget: usize,
-    ) -> Result<tokio::sync::OwnedSemaphorePermit, Stop> {
-        let all = (self.0.settings.compiler_bytes >> 10).clamp(1 << 10, u64::from(u32::MAX));
-        // The shard and what becomes of it, as far as they are kept in memory; the records; the names
-        // of the objects that they are in.
-        let most = self.0.settings.most_objects;
-        let names = work.pending.as_ref().map_or(most, Vec::len).min(most) + work.flat.len();
-        let needed = 2 * size.min(6 << 20) + budget as u64 + names as u64 * 128 + (128 << 10);
-        let needed = u32::try_from((needed >> 10).min(all)).unwrap_or(u32::MAX);
-        let memory = self.0.memory.clone().acquire_many_owned(needed).await;
-        memory.map_err(|_| Stop::Abort("this process is ending".to_owned()))
-    }
-
-    /// How many bytes of records one compaction sorts in memory: more go through files.
-    fn sort_budget(&self, work: &Work) -> usize {
-        let most = usize::try_from(self.0.settings.compiler_bytes / 5).unwrap_or(usize::MAX);
-        let most = most.max(256 << 10);
-        let Some(pending) = &work.pending else { return most };
-        // By their names, with records of a usual size.
-        let records = |key: &Key| match self.0.layout.pending(key.as_str()) {
-            Some((_, Pending::Batch { count })) => usize::try_from(count).unwrap_or(usize::MAX),
-            _ => 1,
-        };
-        let records = pending.iter().map(records).fold(work.flat.len(), usize::saturating_add);
-        records.saturating_mul(256).clamp(256 << 10, most)
     }
 
     /// Rows that do not fit may be of a newer schema than ours: then they are not bad, we are late.

@@ -1,5 +1,6 @@
 //! Writes a merged shard, what is known of it, and deletes what it was made of.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use leasehold_protocol::compile::{self, Publish, Published, Tally};
@@ -13,7 +14,7 @@ use super::{CompactOptions, Compaction, Index, Outcome, Stop};
 use crate::env::BootTime;
 use crate::lease::Tenure;
 use crate::store::large::FileBody;
-use crate::store::{Delete, Durability, Put, Write};
+use crate::store::{Delete, Durability, Kind, Put, Write};
 use crate::{ErrorKind, Key, Version, When};
 
 /// A shard that was read longer ago than this is not written any more. Deletions may be purged after a
@@ -70,6 +71,13 @@ impl Index {
                 let put = match spool.finish() {
                     Spooled::Memory(bytes) => store.put(&key, bytes.into(), write).await?,
                     Spooled::File(file) => {
+                        // In a directory one that is not so large has to be read whole: its
+                        // version is told by its content.
+                        let directory = store.kind() == Kind::Directory;
+                        let _alone = match directory {
+                            true => Some(self.0.sending.lock().await),
+                            false => None,
+                        };
                         store.put_file(&key, &FileBody::new(file)?, write).await?
                     }
                 };
@@ -163,7 +171,19 @@ impl Index {
     ) {
         let store = &self.0.store;
         let mut swept = Ok(());
-        for keys in pending.chunks(1000) {
+        // Those that other tools may overwrite are among the flat ones, with their versions.
+        let ours: Cow<'_, [Key]> = match flat.is_empty() {
+            true => pending.into(),
+            false => {
+                pending.iter().filter(|key| self.0.layout.is_ours(key.as_str())).cloned().collect()
+            }
+        };
+        for keys in ours.chunks(1000) {
+            // More at a time would wait for each other in the file system.
+            let _turn = match store.kind() {
+                Kind::Directory => self.0.sweeping.acquire().await.ok(),
+                _ => None,
+            };
             swept = store.discard(keys).await;
             if swept.is_err() {
                 break;
