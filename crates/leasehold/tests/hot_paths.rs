@@ -309,3 +309,36 @@ fn a_compaction_has_a_limit() {
     let grown = [peaks[2] - peaks[0], peaks[3] - peaks[1]];
     assert!(grown.iter().all(|more| *more <= 6.0), "it grows with the shard: {peaks:.1?} MiB");
 }
+
+/// All compactions of a process together: first ones, of records that are larger than usual, many
+/// shards at a time.
+#[test]
+fn compactions_of_many_shards_have_a_limit_together() {
+    let (_turn, runtime) = alone();
+    let (_folder, store) = directory();
+    let new = NewIndex { width: Width::new(1).unwrap(), ..new_index() };
+    let index = runtime.block_on(Index::create(&store, "i", new)).unwrap();
+    let text = "x".repeat(1_000);
+    let put = async |rows: std::ops::Range<u32>| {
+        let mut batch = index.batch().await.unwrap();
+        for n in rows {
+            batch.put_texts([format!("site-{n}.example").as_str(), text.as_str(), "7"]).unwrap();
+            if batch.bytes() > 8 << 20 {
+                batch.flush().await.unwrap();
+            }
+        }
+        batch.flush().await.unwrap();
+    };
+    let mut peaks = Vec::new();
+    // 3 MiB a shard, in batches of half a MiB; then as much again, one in two a record that is there.
+    for rows in [0..48_000, 24_000..72_000] {
+        runtime.block_on(put(rows));
+        let before = LIVE.load(Relaxed);
+        PEAK.store(before, Relaxed);
+        let pass = runtime.block_on(index.compact()).unwrap();
+        peaks.push((PEAK.load(Relaxed) - before) as f64 / f64::from(1 << 20));
+        assert_eq!(pass.records(), 48_000);
+    }
+    println!("{peaks:.1?} MiB at most");
+    assert!(peaks.iter().all(|peak| *peak <= 32.0), "{peaks:.1?} MiB");
+}

@@ -13,13 +13,17 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::Index;
-use super::compact::{Compaction, Outcome, Work};
+use super::compact::{Compaction, Done, Outcome, Work};
 use super::convoy::Place;
 use crate::store::{Detail, Kind, List};
 use crate::{Error, ErrorKind, Result, host};
 
 /// How many flat files are taken in at once.
 const AT_ONCE: usize = 50_000;
+
+/// How many objects that were merged are left to be deleted together. Their names are in memory, about
+/// 128 bytes each.
+const UNSWEPT: usize = 100_000;
 
 /// How to compact.
 #[derive(Debug, Clone)]
@@ -118,7 +122,7 @@ impl Index {
         let work = Work { flat, whole: true, ..Work::default() };
         let done = self.compact_fully(shard, work, options).await?;
         self.name_shards([shard].into()).await;
-        Ok(done)
+        Ok(done.compaction)
     }
 
     /// One pass over all shards that have work.
@@ -179,7 +183,10 @@ impl Index {
                 let (more, pending) = (listed.more, listed.known());
                 let flat = flat.remove(&shard).unwrap_or_default();
                 let waiting = flat_files.waiting(shard);
-                work.push((shard, Work { pending, more, flat, waiting, whole, place: None }));
+                work.push((
+                    shard,
+                    Work { pending, more, flat, waiting, whole, place: None, later: false },
+                ));
             }
             self.work_through(work, options, stop, &mut pass).await?;
             // The names of a million flat files are not for memory: the rest comes in turn.
@@ -206,13 +213,17 @@ impl Index {
     ) -> Result<()> {
         let mut work = work.into_iter();
         let mut running = JoinSet::new();
+        // What is published, and not yet swept.
+        let (mut unswept, mut names): (Vec<Done>, usize) = (Vec::new(), 0);
         loop {
             while running.len() < options.parallel.max(1)
+                && names < UNSWEPT
                 && !stop.is_cancelled()
                 && let Some((shard, mut work)) = work.next()
             {
                 let (index, options) = (self.clone(), options.clone());
                 work.place = self.place(&options);
+                work.later = work.place.is_some();
                 running.spawn(async move {
                     let done = match index.fires(shard, &work, &options.trigger).await {
                         Ok(true) => index.compact_fully(shard, work, &options).await,
@@ -223,8 +234,20 @@ impl Index {
                 });
             }
             match running.join_next().await {
-                None => return Ok(()),
-                Some(Ok((_, Some(Ok(done))))) => pass.shards.push(done),
+                None if names == 0 => return Ok(()),
+                // While nothing is published: a flush would write again and again what deleting changes.
+                None => {
+                    self.sweep_together(&mut unswept).await;
+                    names = 0;
+                    pass.shards.extend(unswept.drain(..).map(|done| done.compaction));
+                }
+                Some(Ok((_, Some(Ok(done))))) => match &done.unswept {
+                    Some(left) => {
+                        names += left.keys.len();
+                        unswept.push(done);
+                    }
+                    None => pass.shards.push(done.compaction),
+                },
                 Some(Ok((shard, Some(Err(error))))) => {
                     tracing::warn!(%shard, %error, "a shard could not be compacted");
                     pass.failed.push((shard, error));
@@ -244,7 +267,7 @@ impl Index {
         shard: Shard,
         mut work: Work,
         options: &CompactOptions,
-    ) -> Result<Compaction> {
+    ) -> Result<Done> {
         let most = self.0.settings.most_objects.max(1);
         let mut all: Option<Compaction> = None;
         loop {
@@ -257,8 +280,10 @@ impl Index {
             let next = next.filter(|keys| !keys.is_empty());
             let cut = work.more;
             work.more |= next.is_some();
+            work.later &= later.is_empty() && !work.more;
             let together = work.place.is_some();
-            let mut done = self.compact_shard(shard, work, options).await?;
+            let Done { compaction: mut done, unswept } =
+                self.compact_shard(shard, work, options).await?;
             let more = done.more || !later.is_empty();
             // Files that could not be deleted are there, though not in the next round.
             let whole = whole && done.left == 0;
@@ -268,6 +293,7 @@ impl Index {
                 flat: later,
                 whole,
                 place: self.place(options).filter(|_| together),
+                later: together,
                 ..Work::default()
             };
             if let Some(before) = &all {
@@ -291,7 +317,7 @@ impl Index {
             let goes_on = matches!(done.outcome, Outcome::Published | Outcome::Unchanged);
             // What could not be deleted would be taken in again and again.
             if !more || !goes_on || done.swept == all.as_ref().map_or(0, |before| before.swept) {
-                return Ok(done);
+                return Ok(Done { compaction: done, unswept });
             }
             all = Some(done);
         }

@@ -157,8 +157,6 @@ struct Inner {
     convoy: Arc<convoy::Convoy>,
     /// Whose turn it is to list an inbox.
     listing: tokio::sync::Mutex<()>,
-    /// How many may delete files at a time.
-    sweeping: tokio::sync::Semaphore,
     /// Shards that are sent from a file through memory, one after the other.
     sending: tokio::sync::Mutex<()>,
 }
@@ -261,7 +259,6 @@ impl Index {
             memory: Arc::new(tokio::sync::Semaphore::new(kib)),
             convoy: Arc::default(),
             listing: tokio::sync::Mutex::default(),
-            sweeping: tokio::sync::Semaphore::new(2),
             sending: tokio::sync::Mutex::default(),
             known: RwLock::new(Arc::new(Known { package: Arc::new(package), schema, version })),
             last: AtomicI64::new(i64::MIN),

@@ -31,7 +31,7 @@ use crate::{Error, ErrorKind, Key, Result};
 use merge::Merging;
 pub(super) use merge::Pieces;
 use publish::New;
-use take::Taken;
+use take::{Inbox, Taken};
 
 /// What became of a compaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,6 +108,30 @@ pub(super) struct Work {
     pub whole: bool,
     /// With whom it is published, where that saves something.
     pub place: Option<Place>,
+    /// Whether what was merged may be left to be deleted with others'.
+    pub later: bool,
+}
+
+/// A compaction, and what is left to do of it.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub compaction: Compaction,
+    /// What was merged and has yet to be deleted.
+    pub unswept: Option<Unswept>,
+}
+
+impl From<Compaction> for Done {
+    fn from(compaction: Compaction) -> Self {
+        Self { compaction, unswept: None }
+    }
+}
+
+/// Inbox objects of a shard that was published.
+#[derive(Debug)]
+pub(super) struct Unswept {
+    pub keys: Vec<Key>,
+    /// Others would merge them again.
+    tenure: Option<Tenure>,
 }
 
 /// Why a compaction ends early.
@@ -130,7 +154,7 @@ impl Index {
         shard: Shard,
         work: Work,
         options: &CompactOptions,
-    ) -> Result<Compaction> {
+    ) -> Result<Done> {
         if !options.lock {
             return self.compact_unguarded(shard, &work, options, None).await;
         }
@@ -143,14 +167,22 @@ impl Index {
         let tenure = match desk.attempt_again().await? {
             Attempt::Acquired(tenure) => tenure,
             Attempt::Held(held) => {
-                return Ok(Compaction::new(shard, Outcome::Locked { by: held.holder }));
+                return Ok(Compaction::new(shard, Outcome::Locked { by: held.holder }).into());
             }
         };
-        let done = self.compact_unguarded(shard, &work, options, Some(&tenure)).await;
+        let mut done = self.compact_unguarded(shard, &work, options, Some(&tenure)).await;
+        if let Ok(Done { unswept: Some(unswept), .. }) = &mut done {
+            unswept.tenure = Some(tenure);
+            return done;
+        }
+        self.let_go(shard, tenure).await;
+        done
+    }
+
+    async fn let_go(&self, shard: Shard, tenure: Tenure) {
         if let Err(error) = tenure.release().await {
             tracing::debug!(%error, %shard, "the lease could not be released; its ttl will end it");
         }
-        done
     }
 
     /// Compacts whether or not anybody else does: the condition on the shard keeps the data.
@@ -160,7 +192,7 @@ impl Index {
         work: &Work,
         options: &CompactOptions,
         tenure: Option<&Tenure>,
-    ) -> Result<Compaction> {
+    ) -> Result<Done> {
         let mut resort = false;
         loop {
             match self.try_compact(shard, work, options, tenure, resort).await {
@@ -176,7 +208,7 @@ impl Index {
                 }
                 Err(Stop::Abort(reason)) => {
                     tracing::info!(%shard, reason, "compaction given up");
-                    return Ok(Compaction::new(shard, Outcome::Aborted { reason }));
+                    return Ok(Compaction::new(shard, Outcome::Aborted { reason }).into());
                 }
                 Err(Stop::Failed(error)) => return Err(error),
             }
@@ -190,21 +222,31 @@ impl Index {
         options: &CompactOptions,
         tenure: Option<&Tenure>,
         resort: bool,
-    ) -> Result<Compaction, Stop> {
+    ) -> Result<Done, Stop> {
         let (store, layout) = (&self.0.store, &self.0.layout);
         let known = self.known();
         let key = layout.shard(shard);
-        let (inbox, turn) = self.inbox(shard, work).await?;
-        let plan = self.plan(&inbox, work);
-        let early = match mutant::is(Mutant::CompilerOrder) {
-            true => Some(self.take(shard, &inbox, work, options, None, plan.sort).await?),
-            false => None,
+        let turn = match &work.pending {
+            Some(_) => None,
+            None => Some(self.turn(work).await),
         };
+        let listed = work.pending.as_ref();
+        let mut inbox = listed.map(|keys| Inbox { keys: keys.into(), more: work.more });
+        let mut early = None;
+        if mutant::is(Mutant::CompilerOrder) {
+            let listed = match inbox.take() {
+                Some(inbox) => inbox,
+                None => self.inbox(shard).await?,
+            };
+            let sort = self.plan(&listed, work).sort;
+            early = Some(self.take(shard, &listed, work, options, None, sort).await?);
+            inbox = Some(listed);
+        }
         // Where the size can be told without opening it, nothing is read before there is room for it.
         let told = store.stamp(&layout.shard_text(shard)).map(|stamp| stamp.size().unwrap_or(0));
         let mut reserved = None;
-        if let Some(size) = told {
-            reserved = Some(self.reserve(plan, size, work).await?);
+        if let (Some(size), Some(inbox)) = (told, &inbox) {
+            reserved = Some(self.reserve(self.plan(inbox, work), size, work).await?);
         }
         let started = store.env().clock().boot();
         // The version first, then the inbox. `None` is a proven absence; a failed read ends here.
@@ -212,9 +254,13 @@ impl Index {
         let failed = mutant::is(Mutant::FailedShardRead) && opened.is_err();
         let source = if failed { None } else { opened? };
         let size = source.as_ref().map_or(0, |source| source.meta().size);
+        let inbox = match inbox {
+            Some(inbox) => inbox,
+            None => self.inbox(shard).await?,
+        };
         let (plan, mut memory) = match reserved {
             Some(reserved) => reserved,
-            None => self.reserve(plan, size, work).await?,
+            None => self.reserve(self.plan(&inbox, work), size, work).await?,
         };
         drop(turn);
         let statistics = match &source {
@@ -238,7 +284,7 @@ impl Index {
         // key would come back.
         let purge_before = options.purge_before.filter(|_| work.whole && !inbox.more);
         if idle && !options.rewrite && purge_before.is_none() && !resort {
-            return Ok(Compaction::new(shard, Outcome::Idle));
+            return Ok(Compaction::new(shard, Outcome::Idle).into());
         }
         let mode = if current.is_some() { Mode::Copy } else { Mode::Rewrite };
         let Taken { mut sorted, records, quarantined, flat, resorted } = taken;
@@ -287,10 +333,17 @@ impl Index {
         };
         let published = self.publish(new, options, &mut done).await?;
         memory.keep(plan.names);
-        if compile::may_sweep(published) {
-            self.sweep(&mut done, &inbox.keys, &flat).await;
+        if !compile::may_sweep(published) {
+            return Ok(done.into());
         }
-        Ok(done)
+        // Not where the next round would list them again.
+        if work.later && !inbox.more && flat.is_empty() && !inbox.keys.is_empty() {
+            let keys = inbox.keys.into_owned();
+            let unswept = Unswept { keys, tenure: None };
+            return Ok(Done { compaction: done, unswept: Some(unswept) });
+        }
+        self.sweep(&mut done, &inbox.keys, &flat).await;
+        Ok(done.into())
     }
 
     /// Rows that do not fit may be of a newer schema than ours: then they are not bad, we are late.

@@ -10,7 +10,7 @@ use leasehold_protocol::settle::Proof;
 use leasehold_protocol::shard::Shard;
 
 use super::super::sort::{Spool, Spooled};
-use super::{CompactOptions, Compaction, Index, Outcome, Stop};
+use super::{CompactOptions, Compaction, Done, Index, Outcome, Stop};
 use crate::env::BootTime;
 use crate::lease::Tenure;
 use crate::store::large::FileBody;
@@ -179,11 +179,6 @@ impl Index {
             }
         };
         for keys in ours.chunks(1000) {
-            // More at a time would wait for each other in the file system.
-            let _turn = match store.kind() {
-                Kind::Directory => self.0.sweeping.acquire().await.ok(),
-                _ => None,
-            };
             swept = store.discard(keys).await;
             if swept.is_err() {
                 break;
@@ -205,6 +200,36 @@ impl Index {
         }
         if let Err(error) = swept {
             tracing::warn!(%error, shard = %done.shard, "merged records could not be deleted yet");
+        }
+    }
+}
+
+impl Index {
+    /// Deletes what was merged by several compactions, which in a directory is best done at once: the
+    /// more files, the less is written to delete each.
+    pub(in super::super) async fn sweep_together(&self, all: &mut [Done]) {
+        let unswept = all.iter_mut().filter_map(|done| done.unswept.as_mut());
+        // Moved, not copied: there are as many as may be in memory.
+        let counts: Vec<usize> = unswept.map(|unswept| unswept.keys.len()).collect();
+        let mut keys = Vec::with_capacity(counts.iter().sum());
+        for done in all.iter_mut() {
+            keys.extend(
+                done.unswept.iter_mut().flat_map(|unswept| std::mem::take(&mut unswept.keys)),
+            );
+        }
+        let swept = self.0.store.discard(&keys).await;
+        drop(keys);
+        if let Err(error) = &swept {
+            tracing::warn!(%error, "merged records could not be deleted yet");
+        }
+        let unswept = all.iter_mut().filter(|done| done.unswept.is_some());
+        for (done, count) in unswept.zip(counts) {
+            if swept.is_ok() {
+                done.compaction.swept += count as u64;
+            }
+            if let Some(tenure) = done.unswept.take().and_then(|unswept| unswept.tenure) {
+                self.let_go(done.compaction.shard, tenure).await;
+            }
         }
     }
 }

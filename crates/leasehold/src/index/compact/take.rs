@@ -51,26 +51,19 @@ pub(super) struct Resorted {
 }
 
 impl Index {
-    /// What there is to take in, listed unless it was before. It is safe to list it before the shard's
-    /// version is known, because the objects are read after that.
-    ///
-    /// Names need memory too, and how much shows when they are there. So only one lists at a time, until
-    /// there is room for its compaction: then it gives up its turn.
-    pub(super) async fn inbox<'a>(
-        &'a self,
-        shard: Shard,
-        work: &'a Work,
-    ) -> Result<(Inbox<'a>, Option<MutexGuard<'a, ()>>), Stop> {
-        if let Some(pending) = &work.pending {
-            return Ok((Inbox { keys: pending.into(), more: work.more }, None));
-        }
+    /// Waits for the turn to list an inbox. Names need memory too, and how much shows when they are
+    /// there: so only one lists at a time, and gives up its turn once there is room for its compaction.
+    pub(super) async fn turn(&self, work: &Work) -> MutexGuard<'_, ()> {
         // Whose turn it is may wait for memory that others hold who wait for us.
         work.place.iter().for_each(Place::leave);
-        let turn = self.0.listing.lock().await;
+        self.0.listing.lock().await
+    }
+
+    /// What there is to take in.
+    pub(super) async fn inbox(&self, shard: Shard) -> Result<Inbox<'static>> {
         let most = self.0.settings.most_objects.max(1);
         let keys = self.list_inbox(shard, most).await?;
-        let more = keys.len() == most;
-        Ok((Inbox { keys: keys.into(), more }, Some(turn)))
+        Ok(Inbox { more: keys.len() == most, keys: keys.into() })
     }
 
     /// Reads the inbox.
