@@ -280,7 +280,8 @@ impl Index {
             let next = next.filter(|keys| !keys.is_empty());
             let cut = work.more;
             work.more |= next.is_some();
-            work.later &= later.is_empty() && !work.more;
+            // Of objects that have yet to be listed, it shows then whether there are more.
+            work.later &= later.is_empty() && !(work.more && work.pending.is_some());
             let together = work.place.is_some();
             let Done { compaction: mut done, unswept } =
                 self.compact_shard(shard, work, options).await?;
