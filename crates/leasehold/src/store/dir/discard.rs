@@ -146,3 +146,35 @@ impl Doomed {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_named_goes_and_nothing_else() {
+        for count in [10, 3 * MANY] {
+            let dir = tempfile::TempDir::new().unwrap();
+            let root: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+            let mut keys = Vec::new();
+            for n in 0..count {
+                let folder = format!("in/{:x}", n % 7);
+                std::fs::create_dir_all(dir.path().join(&folder)).unwrap();
+                let name = format!("{folder}/{n}.usv");
+                std::fs::write(dir.path().join(&name), "x").unwrap();
+                if n % 5 > 0 {
+                    keys.push(Key::new(name).unwrap());
+                }
+            }
+            // What is gone already, in a folder that is there and one that is not; and a folder.
+            std::fs::create_dir(dir.path().join("in/1/folder")).unwrap();
+            let others = ["in/1/gone.usv", "in/nowhere/gone.usv", "in/1/folder", "gone"];
+            keys.extend(others.map(|key| Key::new(key).unwrap()));
+            Doomed::new(&keys).remove(&root).unwrap();
+            let left = |n: &usize| dir.path().join(format!("in/{:x}/{n}.usv", n % 7)).exists();
+            let left: Vec<usize> = (0..count).filter(left).collect();
+            assert_eq!(left, (0..count).step_by(5).collect::<Vec<_>>());
+            assert!(dir.path().join("in/1/folder").exists());
+        }
+    }
+}

@@ -11,7 +11,7 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::discard::Doomed;
-use super::files::{create, io_error, mtime, open, read_all, replace, version_of};
+use super::files::{create, hash_file, io_error, mtime, open, read_all, replace, version_of};
 use super::flush::Target;
 use super::names::path_of;
 use super::{Dir, HASHED, Shared};
@@ -43,19 +43,7 @@ impl Dir {
         }
         let version = match size > HASHED {
             true => version_of(&[], &stat),
-            false => {
-                let mut hash = xxhash_rust::xxh3::Xxh3::new();
-                let mut at = 0;
-                loop {
-                    let piece = read_piece(&file, at, 1 << 20).map_err(failed)?;
-                    if piece.is_empty() {
-                        break;
-                    }
-                    hash.update(&piece);
-                    at += piece.len() as u64;
-                }
-                Version::new(format!("{:032x}", hash.digest128()))
-            }
+            false => hash_file(&file).map_err(failed)?,
         };
         let meta = self.0.meta(version, &stat);
         Ok(Some(Box::new(OpenFile { file, meta, shared: self.0.clone(), key: key.clone() })))
