@@ -23,7 +23,7 @@ const AT_ONCE: usize = 50_000;
 
 /// How many objects that were merged are left to be deleted together. Their names are in memory, about
 /// 128 bytes each.
-const UNSWEPT: usize = 100_000;
+const UNSWEPT: usize = 50_000;
 
 /// How to compact.
 #[derive(Debug, Clone)]

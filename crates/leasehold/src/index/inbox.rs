@@ -15,7 +15,7 @@ use crate::store::{Detail, Kind, List, Object, PAGE};
 use crate::{Key, Result, StoreTime};
 
 /// How many inbox objects of a bucket are read at a time.
-const WINDOW: usize = 24;
+pub(super) const WINDOW: usize = 24;
 
 /// How many names of a shard's inbox are kept.
 const MOST_NAMES: usize = 10_000;

@@ -1,12 +1,13 @@
 //! How much memory a compaction may use: out of what all of this process share.
 //!
-//! Nothing here is an estimate that something else relies on: what turns out larger than it was
-//! planned goes through files.
+//! In a directory files tell their sizes; a bucket's objects are taken to hold records of a usual size.
+//! Whichever: sorting and merging keep to what was planned, and what turns out larger goes through files.
 
 use leasehold_protocol::layout::index::Pending;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::convoy::Place;
+use super::super::inbox::WINDOW;
 use super::super::sort::IN_MEMORY;
 use super::merge::PIECE;
 use super::take::Inbox;
@@ -38,10 +39,11 @@ impl Plan {
     fn of(inbox: usize, names: usize, index: &Index) -> Self {
         let all = usize::try_from(index.0.settings.compiler_bytes).unwrap_or(usize::MAX);
         // Objects of a bucket are read several at a time.
-        let at_once = if index.0.store.kind() == Kind::Directory { SMALL } else { 4 * SMALL };
+        let directory = index.0.store.kind() == Kind::Directory;
+        let at_once = if directory { SMALL } else { WINDOW * SMALL };
         Self {
             // Rows, and where each of them is.
-            sort: (inbox + inbox / 8).clamp(64 << 10, (all / 5).max(256 << 10)),
+            sort: inbox.saturating_add(inbox / 8).clamp(64 << 10, (all / 5).max(256 << 10)),
             spool: inbox.clamp(64 << 10, IN_MEMORY),
             bodies: inbox.min(at_once),
             names: names.saturating_mul(128),
@@ -55,8 +57,9 @@ impl Plan {
         let piece = size.min(PIECE);
         // What was merged waits to be put away as long as the spool has something already.
         let out = if size > piece { piece + piece / 8 } else { 0 };
-        let merging = piece + out + spool;
-        let bytes = self.sort + merging.max(self.bodies) + self.names + (64 << 10);
+        let reading_or_merging = self.bodies.max(piece + out + spool);
+        let bytes = [self.sort, reading_or_merging, self.names, 64 << 10];
+        let bytes = bytes.into_iter().fold(0, usize::saturating_add);
         (Self { spool, ..self }, bytes as u64)
     }
 }
