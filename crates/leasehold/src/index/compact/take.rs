@@ -13,6 +13,7 @@ use leasehold_protocol::shard::{KeyHash, Shard, Width};
 use tokio::sync::MutexGuard;
 
 use super::super::convoy::Place;
+use super::super::inbox::Listed;
 use super::super::sort::{Sorted, Sorter};
 use super::super::write::AHEAD;
 use super::{CompactOptions, Index, Pieces, Stop, Work};
@@ -62,8 +63,8 @@ impl Index {
     /// What there is to take in.
     pub(super) async fn inbox(&self, shard: Shard) -> Result<Inbox<'static>> {
         let most = self.0.settings.most_objects.max(1);
-        let keys = self.list_inbox(shard, most).await?;
-        Ok(Inbox { more: keys.len() == most, keys: keys.into() })
+        let Listed { keys, more } = self.list_inbox(shard, most).await?;
+        Ok(Inbox { keys: keys.into(), more })
     }
 
     /// Reads the inbox.
