@@ -22,6 +22,13 @@ const LOOKED_AT: usize = 64;
 /// What a record has, as long as nobody has read it.
 const USUAL: usize = 256;
 
+/// Less than this is sorted in memory, whatever was expected: a usual inbox needs no files, wherever they
+/// might be.
+const SORT: usize = 256 << 10;
+
+/// So is less than this of the new shard kept there.
+const SPOOL: usize = 1 << 20;
+
 /// How much memory a compaction uses where, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
@@ -43,8 +50,8 @@ impl Plan {
         let at_once = if directory { SMALL } else { WINDOW * SMALL };
         Self {
             // Rows, and where each of them is.
-            sort: inbox.saturating_add(inbox / 8).clamp(64 << 10, (all / 5).max(256 << 10)),
-            spool: inbox.clamp(64 << 10, IN_MEMORY),
+            sort: inbox.saturating_add(inbox / 8).clamp(SORT, (all / 5).max(SORT)),
+            spool: inbox.clamp(SPOOL, IN_MEMORY),
             bodies: inbox.min(at_once),
             names: names.saturating_mul(128),
         }
@@ -77,10 +84,13 @@ impl Memory {
 }
 
 impl Index {
-    /// How much a compaction may use before the shard is known.
-    pub(super) fn plan(&self, inbox: &Inbox<'_>, work: &Work) -> Plan {
+    /// How much a compaction may use before the shard is known. Of that, `unsorted` bytes are sorted with
+    /// the inbox.
+    pub(super) fn plan(&self, inbox: &Inbox<'_>, work: &Work, unsorted: u64) -> Plan {
         let most = usize::try_from(self.0.settings.compiler_bytes).unwrap_or(usize::MAX);
-        let (mut bytes, mut looked) = (work.flat.len().saturating_mul(USUAL), 0);
+        let unsorted = usize::try_from(unsorted).unwrap_or(usize::MAX);
+        let mut bytes = work.flat.len().saturating_mul(USUAL).saturating_add(unsorted);
+        let mut looked = 0;
         for key in &*inbox.keys {
             bytes = bytes.saturating_add(match self.0.layout.pending(key.as_str()) {
                 Some((_, Pending::Batch { count })) => {

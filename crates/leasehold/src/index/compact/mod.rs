@@ -238,15 +238,16 @@ impl Index {
                 Some(inbox) => inbox,
                 None => self.inbox(shard).await?,
             };
-            let sort = self.plan(&listed, work).sort;
+            let sort = self.plan(&listed, work, 0).sort;
             early = Some(self.take(shard, &listed, work, options, None, sort).await?);
             inbox = Some(listed);
         }
         // Where the size can be told without opening it, nothing is read before there is room for it.
         let told = store.stamp(&layout.shard_text(shard)).map(|stamp| stamp.size().unwrap_or(0));
+        let to_sort = |size: u64| if resort { size } else { 0 };
         let mut reserved = None;
         if let (Some(size), Some(inbox)) = (told, &inbox) {
-            reserved = Some(self.reserve(self.plan(inbox, work), size, work).await?);
+            reserved = Some(self.reserve(self.plan(inbox, work, to_sort(size)), size, work).await?);
         }
         let started = store.env().clock().boot();
         // The version first, then the inbox. `None` is a proven absence; a failed read ends here.
@@ -260,7 +261,7 @@ impl Index {
         };
         let (plan, mut memory) = match reserved {
             Some(reserved) => reserved,
-            None => self.reserve(self.plan(&inbox, work), size, work).await?,
+            None => self.reserve(self.plan(&inbox, work, to_sort(size)), size, work).await?,
         };
         drop(turn);
         let statistics = match &source {
