@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold::index::{Field, Freshness, Index, NewIndex, Shard, Width};
+use leasehold::index::{Field, Freshness, Index, IndexSettings, NewIndex, Shard, Width};
 use leasehold::lock::{Lock, LockSettings};
 use leasehold::protocol::format::usv;
 use leasehold::protocol::key::encode_segment;
+use leasehold::protocol::shard::KeyHash;
 use leasehold::queue::{NewTask, Queue, QueueSettings, usual_settings};
 use leasehold::store::{Connect, Kind, StoreUrl};
 use leasehold::{Key, Store};
@@ -341,4 +342,34 @@ fn compactions_of_many_shards_have_a_limit_together() {
     }
     println!("{peaks:.1?} MiB at most");
     assert!(peaks.iter().all(|peak| *peak <= 32.0), "{peaks:.1?} MiB");
+}
+
+/// So do the names of what they merged, until it is deleted: many tiny objects.
+#[test]
+fn names_of_what_was_merged_have_a_limit_together() {
+    let (_turn, runtime) = alone();
+    let (folder, store) = directory();
+    let width = Width::new(1).unwrap();
+    let new = NewIndex { width, ..new_index() };
+    let index = runtime.block_on(Index::create(&store, "i", new)).unwrap();
+    let inbox = folder.path().join("store/indexes/i/inbox");
+    for n in 0..48_000 {
+        let key = format!("site-{n}.example");
+        let shard = inbox.join(Shard::of(&key, width).to_string());
+        std::fs::create_dir_all(&shard).unwrap();
+        let name = format!("{}-{n:032x}.usv", KeyHash::of(&key).short());
+        let row = format!("{key}\x1fA\x1f1\x1f2024-02-15T10:30:05.000000Z\n");
+        std::fs::write(shard.join(name), row).unwrap();
+    }
+    let settings =
+        IndexSettings { most_objects: 4_000, compiler_bytes: 3 << 20, ..IndexSettings::default() };
+    let index = index.with_settings(settings);
+    let before = LIVE.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let pass = runtime.block_on(index.compact()).unwrap();
+    let peak = (PEAK.load(Relaxed) - before) as f64 / f64::from(1 << 20);
+    assert_eq!(pass.records(), 48_000);
+    assert_eq!(pass.shards.iter().map(|done| done.swept).sum::<u64>(), 48_000);
+    println!("{peak:.1} MiB at most");
+    assert!(peak <= 6.0, "{peak:.1} MiB");
 }

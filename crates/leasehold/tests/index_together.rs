@@ -3,14 +3,17 @@
 
 #![allow(clippy::unwrap_used)] // in a test, a failure is a panic
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use leasehold::env::Env;
+use leasehold::env::{BootTime, Clock, Env};
 use leasehold::index::{
     CompactOptions, Field, Index, IndexSettings, NewIndex, Outcome, Pass, Shard, Width,
 };
 use leasehold::store::dir::Dir;
-use leasehold::{List, Store, StoreSettings};
+use leasehold::{ErrorKind, List, Store, StoreSettings, StoreTime};
 use leasehold_testkit::gate::{Gated, Verb};
 use serde_json::json;
 use tempfile::TempDir;
@@ -26,21 +29,31 @@ struct World {
 }
 
 impl World {
-    /// An index with single records that wait for nearly every shard.
+    /// An index of 16 shards with single records that wait for each.
     async fn new() -> (Self, Index) {
+        Self::of(Width::new(1).unwrap(), "").await
+    }
+
+    /// The same, wider, or with more text in each record.
+    async fn of(width: Width, text: &str) -> (Self, Index) {
         let world = Self { folder: TempDir::new().unwrap() };
         let store = world.store(world.backend());
-        let fields = ["domain:domain", "n:integer"].map(|field| Field::parse(field).unwrap());
-        let new = NewIndex::with_fields(fields.to_vec()).unwrap();
+        let fields =
+            ["domain:domain", "n:integer", "text"].map(|field| Field::parse(field).unwrap());
+        let new = NewIndex { width, ..NewIndex::with_fields(fields.to_vec()).unwrap() };
         let index = Index::create(&store, "domains", new).await.unwrap();
         for n in 0..RECORDS {
-            index.put(&json!({"domain": key(n), "n": n})).await.unwrap();
+            index.put(&json!({"domain": key(n), "n": n, "text": text})).await.unwrap();
         }
         (world, index)
     }
 
     fn backend(&self) -> Arc<Dir> {
         Arc::new(Dir::new(self.folder.path(), false, Env::system()).unwrap())
+    }
+
+    fn inbox(&self, shard: Shard) -> PathBuf {
+        self.folder.path().join(format!("indexes/domains/inbox/{shard}"))
     }
 
     fn store(&self, backend: Arc<dyn leasehold::store::Backend>) -> Store {
@@ -71,9 +84,17 @@ async fn assert_all_there(index: &Index) {
     }
 }
 
+/// How many records each shard gets.
+fn records(width: Width) -> BTreeMap<Shard, usize> {
+    let mut records = BTreeMap::new();
+    for n in 0..RECORDS {
+        *records.entry(Shard::of(&key(n), width)).or_default() += 1;
+    }
+    records
+}
+
 fn shards() -> usize {
-    let shards = (0..RECORDS).map(|n| Shard::of(&key(n), Width::USUAL));
-    shards.collect::<std::collections::BTreeSet<_>>().len()
+    records(Width::new(1).unwrap()).len()
 }
 
 fn all(pass: &Pass, outcome: impl Fn(&Outcome) -> bool) -> bool {
@@ -147,4 +168,162 @@ async fn little_memory_is_enough_for_all() {
             index.put(&json!({"domain": key(n), "n": n})).await.unwrap();
         }
     }
+}
+
+/// A folder that nothing can be deleted from is in nobody else's way, and what is told is true.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_deleted_keeps_nothing_else() {
+    let (world, index) = World::new().await;
+    let records = records(Width::new(1).unwrap());
+    let (stuck, few) = records.iter().nth(7).unwrap();
+    let (gate, compiler) = world.node().await;
+    let mut sweep = gate.stop(Verb::Delete, "inbox/");
+    let pass = tokio::spawn(async move { compiler.compact().await });
+    sweep.reached().await;
+    // Permissions do not stop everybody. A link in the way does: nobody follows it.
+    let aside = world.folder.path().join("aside");
+    std::fs::rename(world.inbox(*stuck), &aside).unwrap();
+    std::os::unix::fs::symlink(&aside, world.inbox(*stuck)).unwrap();
+    sweep.go();
+    let pass = pass.await.unwrap().unwrap();
+    assert!(all(&pass, |outcome| *outcome == Outcome::Published), "{pass:?}");
+    for done in &pass.shards {
+        let swept = if done.shard == *stuck { 0 } else { records[&done.shard] };
+        assert_eq!(done.swept, swept as u64, "{}", done.shard);
+        let left = std::fs::read_dir(world.inbox(done.shard)).unwrap().count();
+        assert_eq!(left, records[&done.shard] - swept, "{}", done.shard);
+    }
+    // The next pass makes up for it.
+    std::fs::remove_file(world.inbox(*stuck)).unwrap();
+    std::fs::rename(&aside, world.inbox(*stuck)).unwrap();
+    let pass = index.compact().await.unwrap();
+    assert_eq!(pass.count(|outcome| *outcome == Outcome::Unchanged), 1, "{pass:?}");
+    assert_eq!(pass.shards[0].swept, *few as u64);
+    assert_eq!(world.waiting().await, 0);
+    assert_all_there(&index).await;
+}
+
+/// Nobody else can have a shard that was published and is not swept: so not all of them wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn not_every_shard_waits_for_the_last() {
+    let (world, index) = World::of(Width::USUAL, "").await;
+    let (gate, compiler) = world.node().await;
+    let mut sweep = gate.stop(Verb::Delete, "inbox/");
+    let pass = tokio::spawn(async move { compiler.compact().await });
+    sweep.reached().await;
+    let (published, all) = (world.count("indexes/domains/shards/").await, records(Width::USUAL));
+    // Those that were under way when the 64th was there came along.
+    assert!(published >= 64 && published < 64 + 32 && all.len() > 96, "{published}");
+    sweep.go();
+    let pass = pass.await.unwrap().unwrap();
+    assert_eq!(pass.count(|outcome| *outcome == Outcome::Published), all.len());
+    assert!(pass.shards.iter().all(|done| done.swept == all[&done.shard] as u64));
+    assert_eq!(world.waiting().await, 0);
+    assert_all_there(&index).await;
+}
+
+/// A clock that runs 50 times as fast from then on.
+#[derive(Debug)]
+struct Fast(BootTime);
+
+impl Clock for Fast {
+    fn wall(&self) -> StoreTime {
+        Env::system().clock().wall()
+    }
+    fn boot(&self) -> BootTime {
+        self.0.plus(Env::system().clock().boot().since(self.0) * 50)
+    }
+    fn sleep(&self, span: Duration) -> futures::future::BoxFuture<'static, ()> {
+        Env::system().clock().sleep(span / 50)
+    }
+}
+
+/// Nor does anybody wait for long, if the last one is slow.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_shard_keeps_no_other() {
+    let (world, index) = World::new().await;
+    let records = records(Width::new(1).unwrap());
+    let (slow, few) = records.first_key_value().unwrap();
+    let gate = Arc::new(Gated::new(world.backend()));
+    let env = Env::system().with_clock(Arc::new(Fast(Env::system().clock().boot())));
+    let store = Store::new(gate.clone(), env, StoreSettings::default()).unwrap();
+    let compiler = Index::open(&store, "domains").await.unwrap();
+    let mut publish = gate.stop(Verb::Put, &format!("shards/{slow}.usv"));
+    let pass = tokio::spawn(async move { compiler.compact().await });
+    publish.reached().await;
+    for _ in 0..300 {
+        if world.waiting().await == *few {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(world.waiting().await, *few);
+    // Their leases are released, too.
+    let other = records.last_key_value().unwrap().0;
+    let (_, node) = world.node().await;
+    let mut outcome = Outcome::Locked { by: String::new() };
+    for _ in 0..100 {
+        let options = CompactOptions::default();
+        outcome = node.compact_one(*other, &options).await.unwrap().outcome;
+        if outcome == Outcome::Idle {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(outcome, Outcome::Idle);
+    publish.go();
+    let pass = pass.await.unwrap().unwrap();
+    assert!(all(&pass, |outcome| *outcome == Outcome::Published), "{pass:?}");
+    assert_eq!(world.waiting().await, 0);
+    assert_all_there(&index).await;
+}
+
+/// A compaction that panics ends the pass, but not before what the others published is swept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_leaves_nothing_unswept() {
+    let (world, index) = World::new().await;
+    let records = records(Width::new(1).unwrap());
+    let (broken, few) = records.last_key_value().unwrap();
+    let (gate, compiler) = world.node().await;
+    gate.panic(Verb::Put, &format!("shards/{broken}.usv"));
+    let error = compiler.compact().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Internal);
+    // All were under way by then.
+    assert_eq!(world.count("indexes/domains/shards/").await, shards() - 1);
+    assert_eq!(world.waiting().await, *few);
+    let options = CompactOptions { lock: false, ..CompactOptions::default() };
+    let pass = compiler.compact_with(&options).await.unwrap();
+    assert_eq!(pass.count(|outcome| *outcome == Outcome::Published), 1, "{pass:?}");
+    assert_all_there(&index).await;
+}
+
+/// What is small needs no folder for files, also if its records are larger than usual.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn small_compactions_need_no_spool() {
+    let text = "x".repeat(6_000);
+    let (world, index) = World::of(Width::new(1).unwrap(), &text).await;
+    let (_, compiler) = world.node().await;
+    let spool_folder = Some(world.folder.path().join("nowhere"));
+    let compiler =
+        compiler.with_settings(IndexSettings { spool_folder, ..IndexSettings::default() });
+    let pass = compiler.compact().await.unwrap();
+    assert!(all(&pass, |outcome| *outcome == Outcome::Published), "{pass:?}");
+    // Nor does a shard of nearly a MB that has to be sorted.
+    let shard = Shard::of(&key(0), Width::new(1).unwrap());
+    let keys = (RECORDS..).map(key).filter(|key| Shard::of(key, Width::new(1).unwrap()) == shard);
+    let mut keys: Vec<String> = keys.take(150).collect();
+    keys.sort_unstable_by(|a, b| b.cmp(a));
+    let row = |key: &String| format!("{key}\x1f1\x1f{text}\x1f2024-02-15T10:30:05.000000Z\n");
+    let rows: String = keys.iter().map(row).collect();
+    let file = world.folder.path().join(format!("indexes/domains/shards/{shard}.usv"));
+    std::fs::write(file, rows).unwrap();
+    for n in 0..RECORDS {
+        index.put(&json!({"domain": key(n), "n": n})).await.unwrap();
+    }
+    let pass = compiler.compact().await.unwrap();
+    assert!(all(&pass, |outcome| *outcome == Outcome::Published), "{pass:?}");
+    let done = pass.shards.iter().find(|done| done.shard == shard).unwrap();
+    assert_eq!(done.counts.rows_before, 150);
+    assert_all_there(&index).await;
+    assert!(index.get_json(&keys[0]).await.unwrap().is_some());
 }

@@ -12,18 +12,32 @@ use leasehold_protocol::shard::Shard;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::Index;
 use super::compact::{Compaction, Done, Outcome, Work};
 use super::convoy::Place;
+use super::{Index, IndexSettings};
+use crate::env::BootTime;
 use crate::store::{Detail, Kind, List};
 use crate::{Error, ErrorKind, Result, host};
 
 /// How many flat files are taken in at once.
 const AT_ONCE: usize = 50_000;
 
-/// How many objects that were merged are left to be deleted together. Their names are in memory, about
-/// 128 bytes each.
+/// How many objects that were merged are left to be deleted together, all of this process' compilers
+/// together. Their names are in memory, about 128 bytes each.
 const UNSWEPT: usize = 50_000;
+
+/// Of how many shards: their leases are held until then, so that nobody else can have them.
+const UNSWEPT_SHARDS: usize = 64;
+
+/// For how long, whatever the slowest compaction is at.
+const UNSWEPT_FOR: Duration = Duration::from_secs(10);
+
+impl IndexSettings {
+    /// How many names of merged objects are kept: no more than one compaction may have.
+    pub(super) fn most_unswept(&self) -> usize {
+        self.most_objects.min(UNSWEPT)
+    }
+}
 
 /// How to compact.
 #[derive(Debug, Clone)]
@@ -213,11 +227,16 @@ impl Index {
     ) -> Result<()> {
         let mut work = work.into_iter();
         let mut running = JoinSet::new();
-        // What is published, and not yet swept.
+        // What is published, and not yet swept, and since when.
         let (mut unswept, mut names): (Vec<Done>, usize) = (Vec::new(), 0);
+        let mut since = None;
+        let mut interrupted = None;
         loop {
+            // Half of the names there is room for, so that those under way have some.
             while running.len() < options.parallel.max(1)
-                && names < UNSWEPT
+                && names <= self.0.settings.most_unswept() / 2
+                && unswept.len() < UNSWEPT_SHARDS
+                && interrupted.is_none()
                 && !stop.is_cancelled()
                 && let Some((shard, mut work)) = work.next()
             {
@@ -233,17 +252,24 @@ impl Index {
                     (shard, Some(done))
                 });
             }
-            match running.join_next().await {
-                None if names == 0 => return Ok(()),
-                // While nothing is published: a flush would write again and again what deleting changes.
+            let joined = tokio::select! {
+                biased;
+                () = self.overdue(since) => None,
+                joined = running.join_next() => joined,
+            };
+            match joined {
+                None if unswept.is_empty() => return interrupted.map_or(Ok(()), Err),
+                // If possible while nothing is published: a flush would write again and again what
+                // deleting changes.
                 None => {
                     self.sweep_together(&mut unswept).await;
-                    names = 0;
+                    (names, since) = (0, None);
                     pass.shards.extend(unswept.drain(..).map(|done| done.compaction));
                 }
                 Some(Ok((_, Some(Ok(done))))) => match &done.unswept {
                     Some(left) => {
                         names += left.keys.len();
+                        since = since.or_else(|| Some(self.store().env().clock().boot()));
                         unswept.push(done);
                     }
                     None => pass.shards.push(done.compaction),
@@ -254,10 +280,22 @@ impl Index {
                 }
                 Some(Ok((_, None))) => {}
                 Some(Err(error)) => {
+                    // The others are ended as usual: what they published is swept.
                     let message = "a compaction was interrupted";
-                    return Err(Error::new(ErrorKind::Internal, message).caused_by(error));
+                    let error = Error::new(ErrorKind::Internal, message).caused_by(error);
+                    interrupted.get_or_insert(error);
                 }
             }
+        }
+    }
+
+    /// Returns once what was published then has to be swept.
+    async fn overdue(&self, since: Option<BootTime>) {
+        let Some(since) = since else { return std::future::pending().await };
+        let clock = self.store().env().clock();
+        let left = UNSWEPT_FOR.saturating_sub(clock.boot().since(since));
+        if !left.is_zero() {
+            clock.sleep(left).await;
         }
     }
 

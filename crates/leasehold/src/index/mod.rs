@@ -153,6 +153,8 @@ struct Inner {
     cache: cache::Cache,
     /// Memory for compilers, in KiB.
     memory: Arc<tokio::sync::Semaphore>,
+    /// Room for names of objects that were merged and have yet to be deleted.
+    unswept: Arc<tokio::sync::Semaphore>,
     /// Compilers that publish together.
     convoy: Arc<convoy::Convoy>,
     /// Whose turn it is to list an inbox.
@@ -257,6 +259,7 @@ impl Index {
             store: store.clone(),
             cache: cache::Cache::new(&settings, store, layout.name()),
             memory: Arc::new(tokio::sync::Semaphore::new(kib)),
+            unswept: Arc::new(tokio::sync::Semaphore::new(settings.most_unswept())),
             convoy: Arc::default(),
             listing: tokio::sync::Mutex::default(),
             sending: tokio::sync::Mutex::default(),

@@ -20,6 +20,7 @@ use leasehold_protocol::format::lease::Dialect;
 use leasehold_protocol::format::statistics::{Counts, Statistics};
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::Shard;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::convoy::Place;
 use super::inbox::Waiting;
@@ -132,6 +133,8 @@ pub(super) struct Unswept {
     pub keys: Vec<Key>,
     /// Others would merge them again.
     tenure: Option<Tenure>,
+    /// For their names.
+    _room: OwnedSemaphorePermit,
 }
 
 /// Why a compaction ends early.
@@ -337,10 +340,17 @@ impl Index {
         if !compile::may_sweep(published) {
             return Ok(done.into());
         }
-        // Not where the next round would list them again.
-        if work.later && !inbox.more && flat.is_empty() && !inbox.keys.is_empty() {
+        // Not where the next round would list them again, nor where there are too many to keep: all who
+        // end at the same time might have as many.
+        let names = u32::try_from(inbox.keys.len()).unwrap_or(u32::MAX);
+        if work.later
+            && !inbox.more
+            && flat.is_empty()
+            && names > 0
+            && let Ok(room) = self.0.unswept.clone().try_acquire_many_owned(names)
+        {
             let keys = inbox.keys.into_owned();
-            let unswept = Unswept { keys, tenure: None };
+            let unswept = Unswept { keys, tenure: None, _room: room };
             return Ok(Done { compaction: done, unswept: Some(unswept) });
         }
         self.sweep(&mut done, &inbox.keys, &flat).await;

@@ -238,8 +238,12 @@ impl Index {
                     gone
                 }
             };
+        }
+        // Before there is room for others.
+        drop(keys);
+        for done in all {
             if let Some(tenure) = done.unswept.take().and_then(|unswept| unswept.tenure) {
-                self.let_go(shard, tenure).await;
+                self.let_go(done.compaction.shard, tenure).await;
             }
         }
     }
