@@ -371,5 +371,5 @@ fn names_of_what_was_merged_have_a_limit_together() {
     assert_eq!(pass.records(), 48_000);
     assert_eq!(pass.shards.iter().map(|done| done.swept).sum::<u64>(), 48_000);
     println!("{peak:.1} MiB at most");
-    assert!(peak <= 6.0, "{peak:.1} MiB");
+    assert!(peak <= 3.5, "{peak:.1} MiB");
 }
