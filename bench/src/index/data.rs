@@ -136,7 +136,7 @@ pub fn update(n: u64) -> String {
     row(n, 250 * 86_400 + n % 86_400, 10)
 }
 
-/// An index of 16 shards, of which only the first gets records.
+/// An index of 16 shards, of which most uses fill the first alone.
 pub async fn create_one_shard(store: &Store, name: &str) -> Result<Index> {
     let width = Width::new(1).context("a width")?;
     let fields = parsed(&["id", "text"])?;
@@ -149,6 +149,19 @@ pub fn one_shard_keys() -> Result<impl Iterator<Item = String>> {
     let width = Width::new(1).context("a width")?;
     let keys = (1_u64..).map(|n| format!("key-{n}"));
     Ok(keys.filter(move |key| Shard::of(key, width).number() == 0))
+}
+
+/// Puts this many records of 1 kB into all its shards.
+pub async fn fill_all_shards(index: &Index, records: u64) -> Result<()> {
+    let text = "x".repeat(980);
+    let mut batch = index.batch().await?;
+    for n in 0..records {
+        batch.put_texts([format!("key-{n}").as_str(), &text])?;
+        if batch.bytes() > BATCH {
+            batch.flush().await?;
+        }
+    }
+    Ok(batch.flush().await?)
 }
 
 /// Puts at least this many bytes into its first shard; tells how many records.

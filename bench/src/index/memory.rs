@@ -60,6 +60,14 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
         report.fact(what, measure(&store, data::NAME)?);
     }
     std::fs::remove_dir_all(&store)?;
+    let rows = rig.pick(250_000, 80_000);
+    runtime.block_on(async {
+        let index = data::create_one_shard(&data::open(&store)?, "wide").await?;
+        data::fill_all_shards(&index, rows).await
+    })?;
+    let what = format!("memory, first compactions of 16 shards with {rows} records of 1 kB");
+    report.fact(what, measure(&store, "wide")?);
+    std::fs::remove_dir_all(&store)?;
     let gigabyte = rig.pick(1 << 30, 128 << 20);
     let large = data::open(&store)?;
     runtime.block_on(async {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold::store::backend::{Backend, Kind, Lister, Reading};
-use leasehold::store::large::{FileBody, Source};
+use leasehold::store::large::{FileBody, Source, Stamp};
 use leasehold::store::meter::Meter;
 use leasehold::store::{Delete, Durability, Get, List, Meta, Page, Put};
 use leasehold::{Error, ErrorKind, Key, Result, Version, When};
@@ -43,6 +43,7 @@ struct Rule {
 enum What {
     Stop { reached: oneshot::Sender<()>, go: oneshot::Receiver<()> },
     Fail(ErrorKind),
+    Panic,
 }
 
 /// A stop that a test has asked for.
@@ -92,6 +93,11 @@ impl Gated {
         self.add(verb, part, What::Fail(kind));
     }
 
+    /// Lets the next such request panic: how a mistake of ours would end a task.
+    pub fn panic(&self, verb: Verb, part: &str) {
+        self.add(verb, part, What::Panic);
+    }
+
     fn add(&self, verb: Verb, part: &str, what: What) {
         let rule = Rule { verb, part: part.to_owned(), what };
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).push(rule);
@@ -116,6 +122,7 @@ async fn pass(rules: &Mutex<Vec<Rule>>, verb: Verb, key: &str) -> Result<()> {
             Ok(())
         }
         Some(What::Fail(kind)) => Err(Error::new(kind, "made to fail by the test")),
+        Some(What::Panic) => panic!("made to panic by the test"),
     }
 }
 
@@ -190,6 +197,10 @@ impl Backend for Gated {
             self.pass(Verb::Delete, key.as_str()).await?;
         }
         self.inner.discard(keys).await
+    }
+
+    fn stamp(&self, name: &str) -> Option<Stamp> {
+        self.inner.stamp(name)
     }
 
     fn list(&self, list: List) -> Box<dyn Lister> {

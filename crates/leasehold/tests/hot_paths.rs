@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold::index::{Field, Freshness, Index, NewIndex, Shard, Width};
+use leasehold::index::{Field, Freshness, Index, IndexSettings, NewIndex, Shard, Width};
 use leasehold::lock::{Lock, LockSettings};
 use leasehold::protocol::format::usv;
 use leasehold::protocol::key::encode_segment;
+use leasehold::protocol::shard::KeyHash;
 use leasehold::queue::{NewTask, Queue, QueueSettings, usual_settings};
 use leasehold::store::{Connect, Kind, StoreUrl};
 use leasehold::{Key, Store};
@@ -308,4 +309,67 @@ fn a_compaction_has_a_limit() {
     assert!(peaks.iter().all(|peak| *peak <= 40.0), "{peaks:.1?} MiB");
     let grown = [peaks[2] - peaks[0], peaks[3] - peaks[1]];
     assert!(grown.iter().all(|more| *more <= 6.0), "it grows with the shard: {peaks:.1?} MiB");
+}
+
+/// All compactions of a process together: first ones, of records that are larger than usual, many
+/// shards at a time.
+#[test]
+fn compactions_of_many_shards_have_a_limit_together() {
+    let (_turn, runtime) = alone();
+    let (_folder, store) = directory();
+    let new = NewIndex { width: Width::new(1).unwrap(), ..new_index() };
+    let index = runtime.block_on(Index::create(&store, "i", new)).unwrap();
+    let text = "x".repeat(1_000);
+    let put = async |rows: std::ops::Range<u32>| {
+        let mut batch = index.batch().await.unwrap();
+        for n in rows {
+            batch.put_texts([format!("site-{n}.example").as_str(), text.as_str(), "7"]).unwrap();
+            if batch.bytes() > 8 << 20 {
+                batch.flush().await.unwrap();
+            }
+        }
+        batch.flush().await.unwrap();
+    };
+    let mut peaks = Vec::new();
+    // 3 MiB a shard, in batches of half a MiB; then as much again, one in two a record that is there.
+    for rows in [0..48_000, 24_000..72_000] {
+        runtime.block_on(put(rows));
+        let before = LIVE.load(Relaxed);
+        PEAK.store(before, Relaxed);
+        let pass = runtime.block_on(index.compact()).unwrap();
+        peaks.push((PEAK.load(Relaxed) - before) as f64 / f64::from(1 << 20));
+        assert_eq!(pass.records(), 48_000);
+    }
+    println!("{peaks:.1?} MiB at most");
+    assert!(peaks.iter().all(|peak| *peak <= 32.0), "{peaks:.1?} MiB");
+}
+
+/// So do the names of what they merged, until it is deleted: many tiny objects.
+#[test]
+fn names_of_what_was_merged_have_a_limit_together() {
+    let (_turn, runtime) = alone();
+    let (folder, store) = directory();
+    let width = Width::new(1).unwrap();
+    let new = NewIndex { width, ..new_index() };
+    let index = runtime.block_on(Index::create(&store, "i", new)).unwrap();
+    let inbox = folder.path().join("store/indexes/i/inbox");
+    for n in 0..48_000 {
+        let key = format!("site-{n}.example");
+        let shard = inbox.join(Shard::of(&key, width).to_string());
+        std::fs::create_dir_all(&shard).unwrap();
+        let name = format!("{}-{n:032x}.usv", KeyHash::of(&key).short());
+        let row = format!("{key}\x1fA\x1f1\x1f2024-02-15T10:30:05.000000Z\n");
+        std::fs::write(shard.join(name), row).unwrap();
+    }
+    let settings =
+        IndexSettings { most_objects: 4_000, compiler_bytes: 3 << 20, ..IndexSettings::default() };
+    let index = index.with_settings(settings);
+    let before = LIVE.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let pass = runtime.block_on(index.compact()).unwrap();
+    let peak = (PEAK.load(Relaxed) - before) as f64 / f64::from(1 << 20);
+    assert_eq!(pass.records(), 48_000);
+    assert_eq!(pass.shards.iter().map(|done| done.swept).sum::<u64>(), 48_000);
+    println!("{peak:.1} MiB at most");
+    assert!(peak <= 3.5, "{peak:.1} MiB");
 }

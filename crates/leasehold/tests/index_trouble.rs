@@ -12,7 +12,7 @@ use leasehold::index::{
     CompactOptions, Field, Freshness, Index, IndexSettings, NewIndex, Outcome, Schema, Shard, Width,
 };
 use leasehold::store::memory::Memory;
-use leasehold::store::{Put, Write};
+use leasehold::store::{Delete, Put, Write};
 use leasehold::{ErrorKind, Key, List, Store, StoreSettings, StoreTime};
 use leasehold_testkit::gate::{Gated, Verb};
 use serde_json::{Value, json};
@@ -194,6 +194,33 @@ async fn purging_waits_for_the_whole_inbox() {
     index.purge(Duration::ZERO, true, &CompactOptions::default()).await.unwrap();
     assert_eq!(index.verify().await.unwrap().deletions, 0);
     assert_eq!(index.verify().await.unwrap().rows, 17);
+}
+
+/// Nor where files that are nobody's records hide what waits behind them.
+#[tokio::test]
+async fn purging_waits_for_what_stands_behind_other_files() {
+    let store = Store::memory();
+    let created = index(&store, &usual()).await;
+    let index =
+        created.with_settings(IndexSettings { most_objects: 5, ..IndexSettings::default() });
+    let gone = format!("{KEY}\x1f\x1f2024-02-15T10:30:30.000000Z\x1ftrue\n");
+    drop_file(&store, "indexes/domains/inbox/a3/gone.usv", &gone).await;
+    index.compact().await.unwrap();
+    let others: Vec<_> = (0..5).map(|n| format!("indexes/domains/inbox/a3/{n}.txt")).collect();
+    for other in &others {
+        drop_file(&store, other, "?").await;
+    }
+    drop_file(&store, "indexes/domains/inbox/a3/99.usv", &row(KEY, 1, 1)).await;
+    let now = store.now().await.unwrap().as_micros();
+    let options = CompactOptions { purge_before: Some(now), ..CompactOptions::default() };
+    index.compact_one(Shard::of(KEY, Width::USUAL), &options).await.unwrap();
+    for other in &others {
+        let deleted = store.delete(&Key::new(other.as_str()).unwrap()).await.unwrap();
+        assert!(matches!(deleted, Delete::Deleted));
+    }
+    index.compact().await.unwrap();
+    assert_eq!(n(&index, KEY).await, None);
+    assert_eq!(index.verify().await.unwrap().deletions, 1);
 }
 
 /// FIELD.md row 28 with a shard that another tool wrote in no order: it is sorted while it is read, and

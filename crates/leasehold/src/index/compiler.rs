@@ -12,13 +12,32 @@ use leasehold_protocol::shard::Shard;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::Index;
-use super::compact::{Compaction, Outcome, Work};
+use super::compact::{Compaction, Done, Outcome, Work};
+use super::convoy::Place;
+use super::{Index, IndexSettings};
+use crate::env::BootTime;
 use crate::store::{Detail, Kind, List};
 use crate::{Error, ErrorKind, Result, host};
 
 /// How many flat files are taken in at once.
 const AT_ONCE: usize = 50_000;
+
+/// How many objects that were merged are left to be deleted together, all of this process' compilers
+/// together. Their names are in memory, about 128 bytes each.
+const UNSWEPT: usize = 50_000;
+
+/// Of how many shards: their leases are held until then, so that nobody else can have them.
+const UNSWEPT_SHARDS: usize = 64;
+
+/// For how long, whatever the slowest compaction is at.
+const UNSWEPT_FOR: Duration = Duration::from_secs(10);
+
+impl IndexSettings {
+    /// How many names of merged objects are kept: no more than one compaction may have.
+    pub(super) fn most_unswept(&self) -> usize {
+        self.most_objects.min(UNSWEPT)
+    }
+}
 
 /// How to compact.
 #[derive(Debug, Clone)]
@@ -117,7 +136,7 @@ impl Index {
         let work = Work { flat, whole: true, ..Work::default() };
         let done = self.compact_fully(shard, work, options).await?;
         self.name_shards([shard].into()).await;
-        Ok(done)
+        Ok(done.compaction)
     }
 
     /// One pass over all shards that have work.
@@ -178,7 +197,10 @@ impl Index {
                 let (more, pending) = (listed.more, listed.known());
                 let flat = flat.remove(&shard).unwrap_or_default();
                 let waiting = flat_files.waiting(shard);
-                work.push((shard, Work { pending, more, flat, waiting, whole }));
+                work.push((
+                    shard,
+                    Work { pending, more, flat, waiting, whole, place: None, later: false },
+                ));
             }
             self.work_through(work, options, stop, &mut pass).await?;
             // The names of a million flat files are not for memory: the rest comes in turn.
@@ -205,12 +227,22 @@ impl Index {
     ) -> Result<()> {
         let mut work = work.into_iter();
         let mut running = JoinSet::new();
+        // What is published, and not yet swept, and since when.
+        let (mut unswept, mut names): (Vec<Done>, usize) = (Vec::new(), 0);
+        let mut since = None;
+        let mut interrupted = None;
         loop {
+            // Half of the names there is room for, so that those under way have some.
             while running.len() < options.parallel.max(1)
+                && names <= self.0.settings.most_unswept() / 2
+                && unswept.len() < UNSWEPT_SHARDS
+                && interrupted.is_none()
                 && !stop.is_cancelled()
-                && let Some((shard, work)) = work.next()
+                && let Some((shard, mut work)) = work.next()
             {
                 let (index, options) = (self.clone(), options.clone());
+                work.place = self.place(&options);
+                work.later = work.place.is_some();
                 running.spawn(async move {
                     let done = match index.fires(shard, &work, &options.trigger).await {
                         Ok(true) => index.compact_fully(shard, work, &options).await,
@@ -220,19 +252,50 @@ impl Index {
                     (shard, Some(done))
                 });
             }
-            match running.join_next().await {
-                None => return Ok(()),
-                Some(Ok((_, Some(Ok(done))))) => pass.shards.push(done),
+            let joined = tokio::select! {
+                biased;
+                () = self.overdue(since) => None,
+                joined = running.join_next() => joined,
+            };
+            match joined {
+                None if unswept.is_empty() => return interrupted.map_or(Ok(()), Err),
+                // If possible while nothing is published: a flush would write again and again what
+                // deleting changes.
+                None => {
+                    self.sweep_together(&mut unswept).await;
+                    (names, since) = (0, None);
+                    pass.shards.extend(unswept.drain(..).map(|done| done.compaction));
+                }
+                Some(Ok((_, Some(Ok(done))))) => match &done.unswept {
+                    Some(left) => {
+                        names += left.keys.len();
+                        since = since.or_else(|| Some(self.store().env().clock().boot()));
+                        unswept.push(done);
+                    }
+                    None => pass.shards.push(done.compaction),
+                },
                 Some(Ok((shard, Some(Err(error))))) => {
                     tracing::warn!(%shard, %error, "a shard could not be compacted");
                     pass.failed.push((shard, error));
                 }
                 Some(Ok((_, None))) => {}
                 Some(Err(error)) => {
+                    // The others are ended as usual: what they published is swept.
                     let message = "a compaction was interrupted";
-                    return Err(Error::new(ErrorKind::Internal, message).caused_by(error));
+                    let error = Error::new(ErrorKind::Internal, message).caused_by(error);
+                    interrupted.get_or_insert(error);
                 }
             }
+        }
+    }
+
+    /// Returns once what was published then has to be swept.
+    async fn overdue(&self, since: Option<BootTime>) {
+        let Some(since) = since else { return std::future::pending().await };
+        let clock = self.store().env().clock();
+        let left = UNSWEPT_FOR.saturating_sub(clock.boot().since(since));
+        if !left.is_zero() {
+            clock.sleep(left).await;
         }
     }
 
@@ -242,7 +305,7 @@ impl Index {
         shard: Shard,
         mut work: Work,
         options: &CompactOptions,
-    ) -> Result<Compaction> {
+    ) -> Result<Done> {
         let most = self.0.settings.most_objects.max(1);
         let mut all: Option<Compaction> = None;
         loop {
@@ -255,7 +318,11 @@ impl Index {
             let next = next.filter(|keys| !keys.is_empty());
             let cut = work.more;
             work.more |= next.is_some();
-            let mut done = self.compact_shard(shard, work, options).await?;
+            // Of objects that have yet to be listed, it shows then whether there are more.
+            work.later &= later.is_empty() && !(work.more && work.pending.is_some());
+            let together = work.place.is_some();
+            let Done { compaction: mut done, unswept } =
+                self.compact_shard(shard, work, options).await?;
             let more = done.more || !later.is_empty();
             // Files that could not be deleted are there, though not in the next round.
             let whole = whole && done.left == 0;
@@ -264,6 +331,8 @@ impl Index {
                 pending: next,
                 flat: later,
                 whole,
+                place: self.place(options).filter(|_| together),
+                later: together,
                 ..Work::default()
             };
             if let Some(before) = &all {
@@ -287,10 +356,16 @@ impl Index {
             let goes_on = matches!(done.outcome, Outcome::Published | Outcome::Unchanged);
             // What could not be deleted would be taken in again and again.
             if !more || !goes_on || done.swept == all.as_ref().map_or(0, |before| before.swept) {
-                return Ok(done);
+                return Ok(Done { compaction: done, unswept });
             }
             all = Some(done);
         }
+    }
+
+    /// Where flushes are worth sharing.
+    fn place(&self, options: &CompactOptions) -> Option<Place> {
+        let directory = self.store().kind() == Kind::Directory && options.parallel > 1;
+        directory.then(|| self.0.convoy.join(options.parallel))
     }
 
     /// Whether it is worth it to compact a shard. Asks for sizes and times only if it matters.

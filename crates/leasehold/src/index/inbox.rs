@@ -15,7 +15,7 @@ use crate::store::{Detail, Kind, List, Object, PAGE};
 use crate::{Key, Result, StoreTime};
 
 /// How many inbox objects of a bucket are read at a time.
-const WINDOW: usize = 24;
+pub(super) const WINDOW: usize = 24;
 
 /// How many names of a shard's inbox are kept.
 const MOST_NAMES: usize = 10_000;
@@ -39,16 +39,18 @@ impl Listed {
 }
 
 impl Index {
-    /// The objects in a shard's inbox, up to `most` of them.
-    pub(super) async fn list_inbox(&self, shard: Shard, most: usize) -> Result<Vec<Key>> {
+    /// The objects in a shard's inbox, up to `most` names.
+    pub(super) async fn list_inbox(&self, shard: Shard, most: usize) -> Result<Listed> {
         let list = List::prefix(self.0.layout.inbox_of(shard))?.limit(most).unordered();
         let mut listing = self.0.store.list(list);
-        let mut keys = Vec::new();
+        let (mut keys, mut count) = (Vec::new(), 0);
         while let Some(page) = listing.next_page().await? {
+            // Names that mean nothing to us count as well: they took the place of others.
+            count += page.entries.len();
             let pending = |key: &Key| self.0.layout.pending(key.as_str()).is_some();
             keys.extend(page.entries.into_iter().map(|entry| entry.key).filter(pending));
         }
-        Ok(keys)
+        Ok(Listed { keys, more: count >= most })
     }
 
     /// All that is pending: object by object if that is not much more than `most`, else as far as it is

@@ -38,6 +38,7 @@
 mod cache;
 mod compact;
 mod compiler;
+mod convoy;
 mod copy;
 mod duckdb;
 mod find;
@@ -152,6 +153,14 @@ struct Inner {
     cache: cache::Cache,
     /// Memory for compilers, in KiB.
     memory: Arc<tokio::sync::Semaphore>,
+    /// Room for names of objects that were merged and have yet to be deleted.
+    unswept: Arc<tokio::sync::Semaphore>,
+    /// Compilers that publish together.
+    convoy: Arc<convoy::Convoy>,
+    /// Whose turn it is to list an inbox.
+    listing: tokio::sync::Mutex<()>,
+    /// Shards that are sent from a file through memory, one after the other.
+    sending: tokio::sync::Mutex<()>,
 }
 
 /// What is known of the index's description.
@@ -250,6 +259,10 @@ impl Index {
             store: store.clone(),
             cache: cache::Cache::new(&settings, store, layout.name()),
             memory: Arc::new(tokio::sync::Semaphore::new(kib)),
+            unswept: Arc::new(tokio::sync::Semaphore::new(settings.most_unswept())),
+            convoy: Arc::default(),
+            listing: tokio::sync::Mutex::default(),
+            sending: tokio::sync::Mutex::default(),
             known: RwLock::new(Arc::new(Known { package: Arc::new(package), schema, version })),
             last: AtomicI64::new(i64::MIN),
             offset: AtomicI64::new(i64::MIN),

@@ -132,7 +132,7 @@ impl Plan {
     async fn read(&self, shard: Shard, send: &mpsc::Sender<Result<Chunk>>) -> Result<()> {
         let index = &self.index;
         let mut keys: Vec<Key> = match self.backlog.get(&shard) {
-            Some(listed) if listed.more => index.list_inbox(shard, usize::MAX).await?,
+            Some(listed) if listed.more => index.list_inbox(shard, usize::MAX).await?.keys,
             Some(listed) => listed.keys.clone(),
             None => Vec::new(),
         };

@@ -30,6 +30,10 @@ pub(super) fn spool_file(folder: Option<&PathBuf>) -> Result<File> {
 /// At most this many runs are merged at once: each has a buffer and an open file.
 const MOST_RUNS: usize = 64;
 
+/// The buffers of runs that are merged have at most this size each, and all of them together what was
+/// sorted in memory before.
+const BUFFER: usize = 64 << 10;
+
 /// Collects rows.
 #[derive(Debug)]
 pub(super) struct Sorter {
@@ -108,7 +112,7 @@ impl Sorter {
         }
         self.sort();
         let file = spool_file(self.folder.as_ref())?;
-        let mut out = std::io::BufWriter::with_capacity(256 << 10, file);
+        let mut out = std::io::BufWriter::with_capacity(BUFFER, file);
         for span in &self.spans {
             let row = span.row(&self.rows);
             out.write_all(row).and_then(|()| out.write_all(&[usv::END])).map_err(write_failed)?;
@@ -124,9 +128,10 @@ impl Sorter {
 
     /// Makes one run of all.
     fn fold(&mut self) -> Result<()> {
-        let mut merged = Merged::new(self.schema.clone(), std::mem::take(&mut self.runs))?;
+        let runs = std::mem::take(&mut self.runs);
+        let mut merged = Merged::new(self.schema.clone(), runs, self.budget)?;
         let file = spool_file(self.folder.as_ref())?;
-        let mut out = std::io::BufWriter::with_capacity(256 << 10, file);
+        let mut out = std::io::BufWriter::with_capacity(BUFFER, file);
         while let Some(row) = merged.head() {
             out.write_all(row).and_then(|()| out.write_all(&[usv::END])).map_err(write_failed)?;
             merged.pop()?;
@@ -149,8 +154,9 @@ impl Sorter {
             return Ok(Sorted { rows: Rows::Memory { rows, spans, next: 0 }, dropped });
         }
         self.spill()?;
-        let dropped = self.dropped;
-        Ok(Sorted { rows: Rows::Disk(Merged::new(self.schema, self.runs)?), dropped })
+        let Self { schema, runs, budget, dropped, rows, spans, .. } = self;
+        drop((rows, spans));
+        Ok(Sorted { rows: Rows::Disk(Merged::new(schema, runs, budget)?), dropped })
     }
 }
 
@@ -183,6 +189,18 @@ impl Sorted {
     /// None.
     pub fn empty() -> Self {
         Self { rows: Rows::Memory { rows: Vec::new(), spans: Vec::new(), next: 0 }, dropped: 0 }
+    }
+
+    /// About how many bytes of rows are left in memory.
+    pub fn in_memory(&self) -> usize {
+        match &self.rows {
+            Rows::Memory { rows, spans, next } => {
+                let left = spans.len().saturating_sub(*next);
+                // Each ends with a byte that is not in memory.
+                rows.len() / spans.len().max(1) * left + left
+            }
+            Rows::Disk(_) => 0,
+        }
     }
 
     /// How many rows did not count, once all were read.
@@ -246,11 +264,12 @@ impl PartialOrd for Head {
 }
 
 impl Merged {
-    fn new(schema: Arc<Schema>, files: Vec<File>) -> Result<Self> {
+    fn new(schema: Arc<Schema>, files: Vec<File>, budget: usize) -> Result<Self> {
+        let buffer = (budget / files.len().max(1)).clamp(4 << 10, BUFFER);
         let mut runs = Vec::with_capacity(files.len());
         for mut file in files {
             file.seek(SeekFrom::Start(0)).map_err(|error| local("read", error))?;
-            runs.push(BufReader::with_capacity(64 << 10, file));
+            runs.push(BufReader::with_capacity(buffer, file));
         }
         let mut merged = Self { schema, runs, heap: BinaryHeap::new(), current: None, dropped: 0 };
         for run in 0..merged.runs.len() {
@@ -299,15 +318,22 @@ pub(super) struct Spool {
     memory: Vec<u8>,
     file: Option<File>,
     folder: Option<PathBuf>,
+    limit: usize,
     len: u64,
 }
 
-/// What is kept in memory.
-const IN_MEMORY: usize = 6 << 20;
+/// What is kept in memory at most.
+pub(super) const IN_MEMORY: usize = 6 << 20;
 
 impl Spool {
-    pub fn new(folder: Option<PathBuf>) -> Self {
-        Self { memory: Vec::new(), file: None, folder, len: 0 }
+    /// Keeps up to `limit` bytes in memory.
+    pub fn new(folder: Option<PathBuf>, limit: usize) -> Self {
+        Self { memory: Vec::new(), file: None, folder, limit: limit.min(IN_MEMORY), len: 0 }
+    }
+
+    /// How many bytes are in memory.
+    pub fn in_memory(&self) -> usize {
+        self.memory.capacity()
     }
 
     pub fn len(&self) -> u64 {
@@ -317,11 +343,17 @@ impl Spool {
     /// Moves these bytes to the end.
     pub fn append(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
         self.len += bytes.len() as u64;
-        if self.file.is_none() && self.memory.is_empty() && bytes.len() <= IN_MEMORY {
+        if self.file.is_none() && self.memory.is_empty() && bytes.len() <= self.limit {
             self.memory = std::mem::take(bytes);
             return Ok(());
         }
-        if self.file.is_none() && self.memory.len() + bytes.len() <= IN_MEMORY {
+        let both = self.memory.len() + bytes.len();
+        if self.file.is_none() && both <= self.limit {
+            if both > self.memory.capacity() {
+                // Twice as much each time, and never more than it may have.
+                let room = (2 * both).min(self.limit) - self.memory.len();
+                self.memory.reserve_exact(room);
+            }
             self.memory.append(bytes);
             return Ok(());
         }
@@ -396,7 +428,7 @@ mod tests {
     #[test]
     fn a_spool_grows_out_of_memory() {
         for pieces in [1, 3] {
-            let mut spool = Spool::new(None);
+            let mut spool = Spool::new(None, IN_MEMORY);
             let piece = vec![b'x'; 3 << 20];
             for _ in 0..pieces {
                 spool.append(&mut piece.clone()).unwrap();

@@ -14,8 +14,14 @@ use crate::lease::Tenure;
 use crate::store::large::Source;
 use crate::{Error, Result};
 
-/// How much is merged between two looks at the rest of the world.
-const STEP: usize = 2 << 20;
+/// How much of a shard is read at once.
+pub(super) const PIECE: usize = 4 << 20;
+
+/// How much of what only waits in the inbox is merged between two looks at the rest of the world.
+const STEP: usize = 256 << 10;
+
+/// Room for the row that makes it enough.
+const SLACK: usize = 4 << 10;
 
 /// Merges a shard with what was taken in, piece by piece.
 pub(super) struct Merging<'a> {
@@ -38,10 +44,10 @@ impl Merging<'_> {
             let mut pieces = Pieces::new(source);
             while let Some(rows) = pieces.next().await? {
                 let mut rest = &rows[..];
-                // Room for the whole at once: growing would copy it again and again.
-                out.reserve(rest.len() + rest.len() / 8);
                 while !rest.is_empty() {
-                    let enough = rest.len().max(STEP) * 2;
+                    // Room for the whole at once: growing would copy it again and again.
+                    let enough = rest.len() + (rest.len() / 8).max(sorted.in_memory()).min(STEP);
+                    out.reserve_exact(enough + SLACK);
                     let done = self.merger.merge(rest, sorted, &mut out, enough).map_err(stop)?;
                     rest = &rest[done..];
                     self.put_away(&mut out).await?;
@@ -49,6 +55,8 @@ impl Merging<'_> {
             }
         }
         loop {
+            let left = sorted.in_memory().min(STEP);
+            out.reserve_exact(left);
             let finished = self.merger.finish(sorted, &mut out, STEP).map_err(stop)?;
             self.put_away(&mut out).await?;
             if finished {
@@ -87,6 +95,7 @@ fn stop(error: MergeError<Error>) -> Stop {
 /// A shard in pieces of whole rows.
 pub(in super::super) struct Pieces<'a> {
     source: &'a dyn Source,
+    piece: usize,
     at: u64,
     /// The beginning of a row whose end is in the next piece.
     cut: Vec<u8>,
@@ -94,14 +103,19 @@ pub(in super::super) struct Pieces<'a> {
 
 impl<'a> Pieces<'a> {
     pub fn new(source: &'a dyn Source) -> Self {
-        Self { source, at: 0, cut: Vec::new() }
+        Self::of(source, PIECE)
+    }
+
+    /// About this many bytes at a time.
+    pub fn of(source: &'a dyn Source, piece: usize) -> Self {
+        Self { source, piece, at: 0, cut: Vec::new() }
     }
 
     /// The next rows, all of them whole.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
         let size = self.source.meta().size;
         while self.at < size {
-            let piece = self.source.read_at(self.at, STEP * 2).await?;
+            let piece = self.source.read_at(self.at, self.piece).await?;
             if piece.is_empty() {
                 return Err(Error::unavailable("a shard ended too early"));
             }

@@ -4,10 +4,12 @@
 //! | file | step |
 //! | --- | --- |
 //! | `mod.rs` | lease, shard version, and the order of what follows |
+//! | `memory.rs` | how much of it may be in memory |
 //! | `take.rs` | reads the inbox, sorts it, sets aside what is not for this shard |
 //! | `merge.rs` | merges the shard with it, piece by piece |
 //! | `publish.rs` | writes the shard on its condition, its statistics, and sweeps the inbox |
 
+mod memory;
 mod merge;
 mod publish;
 mod take;
@@ -16,10 +18,11 @@ use leasehold_protocol::compile::{self, Merger, Mode};
 use leasehold_protocol::format::datapackage::Schema;
 use leasehold_protocol::format::lease::Dialect;
 use leasehold_protocol::format::statistics::{Counts, Statistics};
-use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::Shard;
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::convoy::Place;
 use super::inbox::Waiting;
 use super::sort::Spool;
 use super::{CompactOptions, Index};
@@ -29,7 +32,7 @@ use crate::{Error, ErrorKind, Key, Result};
 use merge::Merging;
 pub(super) use merge::Pieces;
 use publish::New;
-use take::Taken;
+use take::{Inbox, Taken};
 
 /// What became of a compaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +107,34 @@ pub(super) struct Work {
     pub waiting: Waiting,
     /// Whether those are all that there are for this shard.
     pub whole: bool,
+    /// With whom it is published, where that saves something.
+    pub place: Option<Place>,
+    /// Whether what was merged may be left to be deleted with others'.
+    pub later: bool,
+}
+
+/// A compaction, and what is left to do of it.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub compaction: Compaction,
+    /// What was merged and has yet to be deleted.
+    pub unswept: Option<Unswept>,
+}
+
+impl From<Compaction> for Done {
+    fn from(compaction: Compaction) -> Self {
+        Self { compaction, unswept: None }
+    }
+}
+
+/// Inbox objects of a shard that was published.
+#[derive(Debug)]
+pub(super) struct Unswept {
+    pub keys: Vec<Key>,
+    /// Others would merge them again.
+    tenure: Option<Tenure>,
+    /// For their names.
+    _room: OwnedSemaphorePermit,
 }
 
 /// Why a compaction ends early.
@@ -126,7 +157,7 @@ impl Index {
         shard: Shard,
         work: Work,
         options: &CompactOptions,
-    ) -> Result<Compaction> {
+    ) -> Result<Done> {
         if !options.lock {
             return self.compact_unguarded(shard, &work, options, None).await;
         }
@@ -139,14 +170,22 @@ impl Index {
         let tenure = match desk.attempt_again().await? {
             Attempt::Acquired(tenure) => tenure,
             Attempt::Held(held) => {
-                return Ok(Compaction::new(shard, Outcome::Locked { by: held.holder }));
+                return Ok(Compaction::new(shard, Outcome::Locked { by: held.holder }).into());
             }
         };
-        let done = self.compact_unguarded(shard, &work, options, Some(&tenure)).await;
+        let mut done = self.compact_unguarded(shard, &work, options, Some(&tenure)).await;
+        if let Ok(Done { unswept: Some(unswept), .. }) = &mut done {
+            unswept.tenure = Some(tenure);
+            return done;
+        }
+        self.let_go(shard, tenure).await;
+        done
+    }
+
+    async fn let_go(&self, shard: Shard, tenure: Tenure) {
         if let Err(error) = tenure.release().await {
             tracing::debug!(%error, %shard, "the lease could not be released; its ttl will end it");
         }
-        done
     }
 
     /// Compacts whether or not anybody else does: the condition on the shard keeps the data.
@@ -156,7 +195,7 @@ impl Index {
         work: &Work,
         options: &CompactOptions,
         tenure: Option<&Tenure>,
-    ) -> Result<Compaction> {
+    ) -> Result<Done> {
         let mut resort = false;
         loop {
             match self.try_compact(shard, work, options, tenure, resort).await {
@@ -172,7 +211,7 @@ impl Index {
                 }
                 Err(Stop::Abort(reason)) => {
                     tracing::info!(%shard, reason, "compaction given up");
-                    return Ok(Compaction::new(shard, Outcome::Aborted { reason }));
+                    return Ok(Compaction::new(shard, Outcome::Aborted { reason }).into());
                 }
                 Err(Stop::Failed(error)) => return Err(error),
             }
@@ -186,22 +225,48 @@ impl Index {
         options: &CompactOptions,
         tenure: Option<&Tenure>,
         resort: bool,
-    ) -> Result<Compaction, Stop> {
+    ) -> Result<Done, Stop> {
         let (store, layout) = (&self.0.store, &self.0.layout);
         let known = self.known();
         let key = layout.shard(shard);
-        let budget = self.sort_budget(work);
-        let early = match mutant::is(Mutant::CompilerOrder) {
-            true => Some(self.take(shard, work, options, None, budget).await?),
-            false => None,
+        let turn = match &work.pending {
+            Some(_) => None,
+            None => Some(self.turn(work).await),
         };
+        let listed = work.pending.as_ref();
+        let mut inbox = listed.map(|keys| Inbox { keys: keys.into(), more: work.more });
+        let mut early = None;
+        if mutant::is(Mutant::CompilerOrder) {
+            let listed = match inbox.take() {
+                Some(inbox) => inbox,
+                None => self.inbox(shard).await?,
+            };
+            let sort = self.plan(&listed, work, 0).sort;
+            early = Some(self.take(shard, &listed, work, options, None, sort).await?);
+            inbox = Some(listed);
+        }
+        // Where the size can be told without opening it, nothing is read before there is room for it.
+        let told = store.stamp(&layout.shard_text(shard)).map(|stamp| stamp.size().unwrap_or(0));
+        let to_sort = |size: u64| if resort { size } else { 0 };
+        let mut reserved = None;
+        if let (Some(size), Some(inbox)) = (told, &inbox) {
+            reserved = Some(self.reserve(self.plan(inbox, work, to_sort(size)), size, work).await?);
+        }
         let started = store.env().clock().boot();
         // The version first, then the inbox. `None` is a proven absence; a failed read ends here.
         let opened = store.open(&key).await;
         let failed = mutant::is(Mutant::FailedShardRead) && opened.is_err();
         let source = if failed { None } else { opened? };
         let size = source.as_ref().map_or(0, |source| source.meta().size);
-        let _memory = self.reserve(size, work, budget).await?;
+        let inbox = match inbox {
+            Some(inbox) => inbox,
+            None => self.inbox(shard).await?,
+        };
+        let (plan, mut memory) = match reserved {
+            Some(reserved) => reserved,
+            None => self.reserve(self.plan(&inbox, work, to_sort(size)), size, work).await?,
+        };
+        drop(turn);
         let statistics = match &source {
             Some(_) => store.get(&layout.statistics(shard)).await?,
             None => None,
@@ -216,23 +281,23 @@ impl Index {
         let unsorted = source.as_deref().filter(|_| resort);
         let taken = match early {
             Some(taken) => taken,
-            None => self.take(shard, work, options, unsorted, budget).await?,
+            None => self.take(shard, &inbox, work, options, unsorted, plan.sort).await?,
         };
-        let idle = taken.records == 0 && taken.pending.is_empty() && taken.flat.is_empty();
+        let idle = taken.records == 0 && inbox.keys.is_empty() && taken.flat.is_empty();
         // A deletion is forgotten only if nothing waits that was not looked at: an older record of its
         // key would come back.
-        let purge_before = options.purge_before.filter(|_| work.whole && !taken.more);
+        let purge_before = options.purge_before.filter(|_| work.whole && !inbox.more);
         if idle && !options.rewrite && purge_before.is_none() && !resort {
-            return Ok(Compaction::new(shard, Outcome::Idle));
+            return Ok(Compaction::new(shard, Outcome::Idle).into());
         }
         let mode = if current.is_some() { Mode::Copy } else { Mode::Rewrite };
-        let Taken { mut sorted, records, quarantined, pending, flat, more, resorted } = taken;
+        let Taken { mut sorted, records, quarantined, flat, resorted } = taken;
         let mut merging = Merging {
             index: self,
             shard,
             schema: known.schema.clone(),
             merger: Merger::new(known.schema.clone(), mode, purge_before).of_shard(shard),
-            spool: Spool::new(self.0.settings.spool_folder.clone()),
+            spool: Spool::new(self.0.settings.spool_folder.clone(), plan.spool),
             tenure,
         };
         let unread = source.as_deref().filter(|_| resorted.is_none());
@@ -251,8 +316,13 @@ impl Index {
             tally.respelled += 1;
         }
         let seen = source.as_ref().map(|source| source.meta().version.clone());
+        drop((sorted, source));
+        memory.keep(spool.in_memory() + plan.names);
+        if let Some(place) = &work.place {
+            place.depart(spool.len(), store.env()).await;
+        }
         let mut done = Compaction::new(shard, Outcome::Unchanged);
-        (done.counts, done.more) = (tally.counts, more);
+        (done.counts, done.more) = (tally.counts, inbox.more);
         let new = New {
             shard,
             seen,
@@ -266,42 +336,25 @@ impl Index {
             schema: fingerprint,
         };
         let published = self.publish(new, options, &mut done).await?;
-        if compile::may_sweep(published) {
-            self.sweep(&mut done, &pending, &flat).await;
+        memory.keep(plan.names);
+        if !compile::may_sweep(published) {
+            return Ok(done.into());
         }
-        Ok(done)
-    }
-
-    /// Takes memory for a compaction out of what all of this process share.
-    async fn reserve(
-        &self,
-        size: u64,
-        work: &Work,
-        budget: usize,
-    ) -> Result<tokio::sync::OwnedSemaphorePermit, Stop> {
-        let all = (self.0.settings.compiler_bytes >> 10).clamp(1 << 10, u64::from(u32::MAX));
-        // The shard and what becomes of it, as far as they are kept in memory; the records; the names
-        // of the objects that they are in.
-        let most = self.0.settings.most_objects;
-        let names = work.pending.as_ref().map_or(most, Vec::len).min(most) + work.flat.len();
-        let needed = 2 * size.min(6 << 20) + budget as u64 + names as u64 * 128 + (128 << 10);
-        let needed = u32::try_from((needed >> 10).min(all)).unwrap_or(u32::MAX);
-        let memory = self.0.memory.clone().acquire_many_owned(needed).await;
-        memory.map_err(|_| Stop::Abort("this process is ending".to_owned()))
-    }
-
-    /// How many bytes of records one compaction sorts in memory: more go through files.
-    fn sort_budget(&self, work: &Work) -> usize {
-        let most = usize::try_from(self.0.settings.compiler_bytes / 5).unwrap_or(usize::MAX);
-        let most = most.max(256 << 10);
-        let Some(pending) = &work.pending else { return most };
-        // By their names, with records of a usual size.
-        let records = |key: &Key| match self.0.layout.pending(key.as_str()) {
-            Some((_, Pending::Batch { count })) => usize::try_from(count).unwrap_or(usize::MAX),
-            _ => 1,
-        };
-        let records = pending.iter().map(records).fold(work.flat.len(), usize::saturating_add);
-        records.saturating_mul(256).clamp(256 << 10, most)
+        // Not where the next round would list them again, nor where there are too many to keep: all who
+        // end at the same time might have as many.
+        let names = u32::try_from(inbox.keys.len()).unwrap_or(u32::MAX);
+        if work.later
+            && !inbox.more
+            && flat.is_empty()
+            && names > 0
+            && let Ok(room) = self.0.unswept.clone().try_acquire_many_owned(names)
+        {
+            let keys = inbox.keys.into_owned();
+            let unswept = Unswept { keys, tenure: None, _room: room };
+            return Ok(Done { compaction: done, unswept: Some(unswept) });
+        }
+        self.sweep(&mut done, &inbox.keys, &flat).await;
+        Ok(done.into())
     }
 
     /// Rows that do not fit may be of a newer schema than ours: then they are not bad, we are late.

@@ -1,5 +1,6 @@
 //! Writes a merged shard, what is known of it, and deletes what it was made of.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use leasehold_protocol::compile::{self, Publish, Published, Tally};
@@ -9,11 +10,11 @@ use leasehold_protocol::settle::Proof;
 use leasehold_protocol::shard::Shard;
 
 use super::super::sort::{Spool, Spooled};
-use super::{CompactOptions, Compaction, Index, Outcome, Stop};
+use super::{CompactOptions, Compaction, Done, Index, Outcome, Stop};
 use crate::env::BootTime;
 use crate::lease::Tenure;
-use crate::store::large::FileBody;
-use crate::store::{Delete, Durability, Put, Write};
+use crate::store::large::{FileBody, Stamp};
+use crate::store::{Delete, Durability, Kind, Put, Write};
 use crate::{ErrorKind, Key, Version, When};
 
 /// A shard that was read longer ago than this is not written any more. Deletions may be purged after a
@@ -70,6 +71,13 @@ impl Index {
                 let put = match spool.finish() {
                     Spooled::Memory(bytes) => store.put(&key, bytes.into(), write).await?,
                     Spooled::File(file) => {
+                        // In a directory one that is not so large has to be read whole: its
+                        // version is told by its content.
+                        let directory = store.kind() == Kind::Directory;
+                        let _alone = match directory {
+                            true => Some(self.0.sending.lock().await),
+                            false => None,
+                        };
                         store.put_file(&key, &FileBody::new(file)?, write).await?
                     }
                 };
@@ -163,9 +171,19 @@ impl Index {
     ) {
         let store = &self.0.store;
         let mut swept = Ok(());
-        for keys in pending.chunks(1000) {
+        // Those that other tools may overwrite are among the flat ones, with their versions.
+        let ours: Cow<'_, [Key]> = match flat.is_empty() {
+            true => pending.into(),
+            false => {
+                pending.iter().filter(|key| self.0.layout.is_ours(key.as_str())).cloned().collect()
+            }
+        };
+        // The more files are deleted at once, the less is written to delete each.
+        let at_once = if store.kind() == Kind::Directory { ours.len().max(1) } else { 1000 };
+        for keys in ours.chunks(at_once) {
             swept = store.discard(keys).await;
             if swept.is_err() {
+                done.swept += self.gone(keys).await;
                 break;
             }
             done.swept += keys.len() as u64;
@@ -186,6 +204,59 @@ impl Index {
         if let Err(error) = swept {
             tracing::warn!(%error, shard = %done.shard, "merged records could not be deleted yet");
         }
+    }
+}
+
+impl Index {
+    /// Deletes what was merged by several compactions, which in a directory is best done at once: the
+    /// more files, the less is written to delete each.
+    pub(in super::super) async fn sweep_together(&self, all: &mut [Done]) {
+        let unswept = all.iter_mut().filter_map(|done| done.unswept.as_mut());
+        // Moved, not copied: there are as many as may be in memory.
+        let counts: Vec<usize> = unswept.map(|unswept| unswept.keys.len()).collect();
+        let mut keys = Vec::with_capacity(counts.iter().sum());
+        for done in all.iter_mut() {
+            keys.extend(
+                done.unswept.iter_mut().flat_map(|unswept| std::mem::take(&mut unswept.keys)),
+            );
+        }
+        let swept = self.0.store.discard(&keys).await;
+        let mut rest = &keys[..];
+        let unswept = all.iter_mut().filter(|done| done.unswept.is_some());
+        for (done, count) in unswept.zip(counts) {
+            let (ours, others) = rest.split_at(count);
+            rest = others;
+            let shard = done.compaction.shard;
+            // What could not be deleted of one shard says nothing about the others.
+            done.compaction.swept += match &swept {
+                Ok(()) => count as u64,
+                Err(error) => {
+                    let gone = self.gone(ours).await;
+                    if gone < count as u64 {
+                        tracing::warn!(%error, %shard, "merged records could not be deleted yet");
+                    }
+                    gone
+                }
+            };
+        }
+        // Before there is room for others.
+        drop(keys);
+        for done in all {
+            if let Some(tenure) = done.unswept.take().and_then(|unswept| unswept.tenure) {
+                self.let_go(done.compaction.shard, tenure).await;
+            }
+        }
+    }
+
+    /// How many of these objects are there no more, where that can be told at once.
+    async fn gone(&self, keys: &[Key]) -> u64 {
+        let mut gone = 0;
+        for keys in keys.chunks(1024) {
+            let absent = |key: &&Key| self.0.store.stamp(key.as_str()) == Some(Stamp::Absent);
+            gone += keys.iter().filter(absent).count() as u64;
+            tokio::task::yield_now().await;
+        }
+        gone
     }
 }
 

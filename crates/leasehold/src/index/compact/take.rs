@@ -1,5 +1,6 @@
 //! Reads the inbox of a shard, and sorts it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,13 +10,26 @@ use leasehold_protocol::format::datapackage::Schema;
 use leasehold_protocol::format::usv;
 use leasehold_protocol::merge::Digest;
 use leasehold_protocol::shard::{KeyHash, Shard, Width};
+use tokio::sync::MutexGuard;
 
+use super::super::convoy::Place;
+use super::super::inbox::Listed;
 use super::super::sort::{Sorted, Sorter};
 use super::super::write::AHEAD;
 use super::{CompactOptions, Index, Pieces, Stop, Work};
 use crate::store::Object;
-use crate::store::large::Source;
+use crate::store::large::{SMALL, Source};
 use crate::{Key, Result, Version};
+
+/// What is to be taken in.
+#[derive(Debug)]
+pub(super) struct Inbox<'a> {
+    /// The objects. Those with names of ours are deleted whatever their version, because they have one
+    /// only.
+    pub keys: Cow<'a, [Key]>,
+    /// Whether there may be more than those.
+    pub more: bool,
+}
 
 /// What was taken in.
 #[derive(Debug)]
@@ -24,11 +38,8 @@ pub(super) struct Taken {
     /// Records of this shard, readable or not.
     pub records: u64,
     pub quarantined: u64,
-    /// Objects with names of ours: deleted whatever their version, because they have one only.
-    pub pending: Vec<Key>,
     /// Objects that other tools may overwrite: deleted in the version that was read.
     pub flat: Vec<(Key, Version)>,
-    pub more: bool,
     /// Rows of the shard itself, where it had to be sorted.
     pub resorted: Option<Resorted>,
 }
@@ -41,25 +52,32 @@ pub(super) struct Resorted {
 }
 
 impl Index {
+    /// Waits for the turn to list an inbox. Names need memory too, and how much shows when they are
+    /// there: so only one lists at a time, and gives up its turn once there is room for its compaction.
+    pub(super) async fn turn(&self, work: &Work) -> MutexGuard<'_, ()> {
+        // Whose turn it is may wait for memory that others hold who wait for us.
+        work.place.iter().for_each(Place::leave);
+        self.0.listing.lock().await
+    }
+
+    /// What there is to take in.
+    pub(super) async fn inbox(&self, shard: Shard) -> Result<Inbox<'static>> {
+        let most = self.0.settings.most_objects.max(1);
+        let Listed { keys, more } = self.list_inbox(shard, most).await?;
+        Ok(Inbox { keys: keys.into(), more })
+    }
+
     /// Reads the inbox.
     pub(super) async fn take(
         &self,
         shard: Shard,
+        inbox: &Inbox<'_>,
         work: &Work,
         options: &CompactOptions,
         unsorted: Option<&dyn Source>,
         budget: usize,
     ) -> Result<Taken, Stop> {
         let known = self.known();
-        let most = self.0.settings.most_objects.max(1);
-        let mut pending = match &work.pending {
-            Some(pending) => pending.clone(),
-            None => self.list_inbox(shard, most).await?,
-        };
-        let more = match work.pending {
-            Some(_) => work.more,
-            None => pending.len() == most,
-        };
         let folder = self.0.settings.spool_folder.clone();
         let mut reading = Reading {
             schema: known.schema.clone(),
@@ -73,7 +91,7 @@ impl Index {
             strays: BTreeMap::new(),
         };
         let (mut gone, mut flat) = (false, Vec::new());
-        for keys in pending.chunks(1024) {
+        for keys in inbox.keys.chunks(1024) {
             let each = |key: &Key, object: Option<Object>| {
                 let Some(object) = object else {
                     gone = true;
@@ -109,9 +127,6 @@ impl Index {
             }
             self.set_aside(shard, &mut reading, options).await?;
         }
-        if !flat.is_empty() {
-            pending.retain(|key| self.0.layout.is_ours(key.as_str()));
-        }
         for keys in work.flat.chunks(1024) {
             let each = |key: &Key, object: Option<Object>| {
                 // One that is gone was merged, or taken back by whoever wrote it.
@@ -135,7 +150,7 @@ impl Index {
             None => None,
         };
         let Reading { sorter, quarantined, .. } = reading;
-        Ok(Taken { sorted: sorter.finish()?, records, quarantined, pending, flat, more, resorted })
+        Ok(Taken { sorted: sorter.finish()?, records, quarantined, flat, resorted })
     }
 
     /// Reads an object that is too large for memory, and returns its version, or `None` if it is gone.
@@ -147,7 +162,7 @@ impl Index {
         options: &CompactOptions,
     ) -> Result<Option<Version>, Stop> {
         let Some(source) = self.0.store.open(key).await? else { return Ok(None) };
-        let mut pieces = Pieces::new(&*source);
+        let mut pieces = Pieces::of(&*source, SMALL);
         while let Some(rows) = pieces.next().await? {
             reading.read(key, &rows)?;
             self.set_aside(shard, reading, options).await?;

@@ -454,9 +454,30 @@ pub(super) fn read_all(file: &OwnedFd, stat: &Stat) -> Result<Vec<u8>, Errno> {
 }
 
 pub(super) fn read_version(file: &OwnedFd, stat: &Stat) -> Result<Version, Errno> {
-    match stat.st_size as u64 > HASHED {
-        true => Ok(version_of(&[], stat)),
-        false => Ok(version_of(&read_all(file, stat)?, stat)),
+    match stat.st_size as u64 {
+        size if size > HASHED => Ok(version_of(&[], stat)),
+        size if size > WHOLE => hash_file(file),
+        _ => Ok(version_of(&read_all(file, stat)?, stat)),
+    }
+}
+
+/// What is larger is not read as a whole to be hashed: getting memory for it takes longer than either.
+const WHOLE: u64 = 64 << 10;
+
+/// The version of a file that is not too large to have one of its content.
+pub(super) fn hash_file(file: &OwnedFd) -> Result<Version, Errno> {
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    let (mut piece, mut at) = (vec![0; WHOLE as usize], 0);
+    loop {
+        match rustix::io::pread(file, &mut *piece, at) {
+            Ok(0) => return Ok(Version::new(format!("{:032x}", hash.digest128()))),
+            Ok(read) => {
+                hash.update(&piece[..read]);
+                at += read as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
     }
 }
 

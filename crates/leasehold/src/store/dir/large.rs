@@ -1,19 +1,17 @@
 //! Large objects, many objects, and stamps, in a directory.
 
-use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
-use rustix::fs::{AtFlags, OFlags};
+use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
-use super::files::{
-    create, io_error, mtime, open, open_beneath, read_all, replace, version_of, write_error,
-};
+use super::discard::Doomed;
+use super::files::{create, hash_file, io_error, mtime, open, read_all, replace, version_of};
 use super::flush::Target;
 use super::names::path_of;
 use super::{Dir, HASHED, Shared};
@@ -45,19 +43,7 @@ impl Dir {
         }
         let version = match size > HASHED {
             true => version_of(&[], &stat),
-            false => {
-                let mut hash = xxhash_rust::xxh3::Xxh3::new();
-                let mut at = 0;
-                loop {
-                    let piece = read_piece(&file, at, 1 << 20).map_err(failed)?;
-                    if piece.is_empty() {
-                        break;
-                    }
-                    hash.update(&piece);
-                    at += piece.len() as u64;
-                }
-                Version::new(format!("{:032x}", hash.digest128()))
-            }
+            false => hash_file(&file).map_err(failed)?,
         };
         let meta = self.0.meta(version, &stat);
         Ok(Some(Box::new(OpenFile { file, meta, shared: self.0.clone(), key: key.clone() })))
@@ -125,23 +111,15 @@ impl Dir {
         Ok(stored.map_or(Put::Refused, Put::Stored))
     }
 
-    /// Removes files folder by folder, without locks: whoever calls this knows that nobody replaces
-    /// them. The folders stay, for the next ones.
+    /// Removes files without locks: whoever calls this knows that nobody replaces them. The folders
+    /// stay, for the next ones.
     pub(super) async fn discard_files(&self, keys: &[Key]) -> Result<()> {
         let Some(root) = self.0.root()?.cloned() else { return Ok(()) };
         for _ in keys {
             self.0.meter.request(Class::Delete, 0);
         }
-        let mut folders: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for key in keys {
-            let path = path_of(key.as_str());
-            let (folder, name) = path.rsplit_once('/').unwrap_or((".", &path));
-            match folders.get_mut(folder) {
-                Some(names) => names.push(name.to_owned()),
-                None => _ = folders.insert(folder.to_owned(), vec![name.to_owned()]),
-            }
-        }
-        tokio::task::spawn_blocking(move || remove_all(&root, &folders))
+        let doomed = Doomed::new(keys);
+        tokio::task::spawn_blocking(move || doomed.remove(&root))
             .await
             .map_err(|error| Error::unavailable("deleting was interrupted").caused_by(error))?
     }
@@ -180,24 +158,6 @@ impl Shared {
         let now = self.env.clock().wall().as_micros();
         Stamp::Present { ids, settled: now.saturating_sub(changed) > SETTLED_MICROS }
     }
-}
-
-fn remove_all(root: &OwnedFd, folders: &BTreeMap<String, Vec<String>>) -> Result<()> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    for (folder, names) in folders {
-        let open = match open_beneath(root, folder, flags) {
-            Ok(open) => open,
-            Err(Errno::NOENT | Errno::NOTDIR) => continue,
-            Err(error) => return Err(write_error(error)),
-        };
-        for name in names {
-            match rustix::fs::unlinkat(open.as_fd(), name.as_str(), AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT | Errno::ISDIR) => {}
-                Err(error) => return Err(write_error(error)),
-            }
-        }
-    }
-    Ok(())
 }
 
 #[derive(Debug)]

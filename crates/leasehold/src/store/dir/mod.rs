@@ -10,6 +10,7 @@
 //! Everything that is not an object stands in `.lh/`. A crash can leave a temporary file there;
 //! the next process that writes sweeps it away after an hour.
 
+mod discard;
 mod fence;
 mod files;
 mod flush;
