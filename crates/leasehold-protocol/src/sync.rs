@@ -136,6 +136,13 @@ pub fn owes_letter(entry: &Entry, local: &Local) -> bool {
     })
 }
 
+/// Whether the bucket is to be told first that an earlier push was done: its receipt is here, and another
+/// push has its name by now.
+pub fn owes_receipt(entry: &Entry, local: &Local) -> bool {
+    let both = local.receipt.as_ref().zip(local.work.as_ref());
+    both.is_some_and(|(receipt, work)| receipt != work && entry.earlier.contains(receipt))
+}
+
 /// Whether an entry can go once all that the replica showed was told.
 ///
 /// What is noted is noted before it happens, so the replica may not show it yet. As long as whoever

@@ -238,6 +238,13 @@ impl Pair<'_> {
             entry.earlier.clear();
             view.local.letter = None;
         }
+        if decide::owes_receipt(&entry, &view.local) {
+            let untold = entry.untold;
+            self.tell_done(unit, &mut entry, &mut view, &mut up).await?;
+            // That was about the earlier push.
+            entry.untold = untold;
+            entry.earlier.retain(|earlier| Some(earlier) != view.local.receipt.as_ref());
+        }
         let mut tale = decide::tell(&entry, &view.local);
         let mut owed = false;
         if tale == decide::Tale::default() {
