@@ -88,7 +88,7 @@ struct Pair<'a> {
     local: Queue,
     there: Queue,
     outbox: Outbox,
-    /// Whether the last sync up was cut off: what it was about to push may be there, and be done since.
+    /// Whether what is untold may be there all the same, and be done since.
     careful: bool,
     /// Whether it is known that the bucket's queue is the one that this replica was made from.
     checked: tokio::sync::OnceCell<()>,
@@ -284,6 +284,12 @@ impl Replica {
         queue::wrote(put).map(drop)
     }
 
+    /// Which boot this is; empty where the system does not say.
+    fn boot_id(&self) -> String {
+        let env = self.local().env();
+        env.host().here(env.clock().boot()).map(|place| place.boot_id).unwrap_or_default()
+    }
+
     async fn pair(&self, name: &str) -> Result<Pair<'_>> {
         let Some(local) = self.queue(name).await? else {
             return Err(Error::invalid(format!("this node has no replica of the queue {name:?}")));
@@ -292,7 +298,8 @@ impl Replica {
         let state = self.state(name).await?;
         let shards = state.shards.unwrap_or(local.keys().shards());
         let settings = QueueSettings { replica: false, shards, ..(*local.settings()).clone() };
-        let (version, careful) = (Version::new(state.settings_version), state.telling);
+        let careful = state.is_careful(&self.boot_id());
+        let version = Version::new(state.settings_version);
         let there = Queue::with(self.bucket(), name, settings, version)?;
         let outbox = Outbox::new(self.local(), name)?;
         let checked = tokio::sync::OnceCell::new();

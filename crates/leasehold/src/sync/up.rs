@@ -54,6 +54,9 @@ pub struct Up {
     /// Pushes in the versions that they got, for the next sync down.
     #[serde(skip)]
     pub(super) seen: Vec<(u128, u64)>,
+    /// Something stays untold that may have been told by a sync that was cut off.
+    #[serde(skip)]
+    unsure: bool,
 }
 
 impl Up {
@@ -69,6 +72,7 @@ impl Up {
         self.left += other.left;
         self.troubled += other.troubled;
         self.seen.extend(other.seen);
+        self.unsure |= other.unsure;
     }
 }
 
@@ -115,11 +119,13 @@ impl Replica {
             self.learn_time().await?;
         }
         let at = self.local().now().await?;
-        let all = told.is_ok();
+        let (all, sure, boot_id) = (told.is_ok(), !up.unsure, self.boot_id());
         self.change_state(queue, |state| {
             state.add_up(&up);
             if all {
-                state.telling = false;
+                // Else the next sync is careful, too.
+                state.telling &= !sure;
+                state.boot_id.clone_from(&boot_id);
                 state.up_at = Some(at);
             }
         })
@@ -163,7 +169,7 @@ impl Pair<'_> {
         match self.tell(&unit).await {
             Err(error) if error.is_about_data() => {
                 tracing::warn!(unit = unit.name(), %error, "the bucket cannot be told of this");
-                Ok(Up { left: 1, troubled: 1, ..Up::default() })
+                Ok(Up { left: 1, troubled: 1, unsure: true, ..Up::default() })
             }
             told => told,
         }
@@ -306,6 +312,8 @@ impl Pair<'_> {
             self.outbox.note_told(unit, &before, &entry).await?;
         }
         up.left += u64::from(!settled || !written);
+        // As when it was promoted while we looked: whether it was there before is to be asked again.
+        up.unsure |= self.careful && entry.untold;
         Ok(up)
     }
 
@@ -548,7 +556,7 @@ impl Pair<'_> {
             return Ok(true);
         }
         self.checked.get_or_try_init(|| self.check_queue()).await?;
-        // The last sync up was cut off: this may have been there, and be over (FIELD.md row 15).
+        // This may have been there, and be over (FIELD.md row 15).
         if (self.careful || left)
             && let Some(ours) = view.local.work.clone().or(view.local.scheduled.clone())
         {
