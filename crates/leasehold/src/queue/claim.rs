@@ -1,5 +1,6 @@
 //! Claiming, giving up, and cleaning up after others.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use leasehold_protocol::cas::{Version, When};
@@ -127,8 +128,11 @@ impl Queue {
             },
         };
         // Back after its receipt, which we have seen: a request was under way for long. In a replica nothing
-        // is for long, and what the bucket has again is taken from it by whoever does it once more.
-        let back = self.outbox().is_none() && self.0.lately.knows(&task.incarnation);
+        // is for long, and what the bucket has again is taken from it by whoever does it once more. A task of
+        // another client has no other mark than its bytes: the next one may look the same.
+        let back = self.outbox().is_none()
+            && task.incarnation != version.as_str()
+            && self.0.lately.knows(unit, &task.incarnation);
         if back || self.is_done_in_bundle(&task.id).await? {
             if back {
                 // Seen is not yet on disk: a power loss must not take the receipt, and leave the delete.
@@ -235,7 +239,8 @@ impl Queue {
         proof: Proof,
     ) -> Result<Option<Receipt>> {
         let key = self.keys().receipt(unit)?;
-        let mut receipt = receipt.clone();
+        // With those that it takes the place of.
+        let mut receipt = Cow::Borrowed(receipt);
         let mut when = match mutant::is(Mutant::LateGhostPut) {
             true => When::Any,
             false => When::Absent,
@@ -260,7 +265,7 @@ impl Queue {
                         return Ok(Some(there));
                     }
                     Ok(there) => {
-                        decide::replace(&mut receipt, &there);
+                        decide::replace(receipt.to_mut(), &there);
                         When::Matches(object.meta.version)
                     }
                     Err(_) => When::Matches(object.meta.version),
@@ -336,7 +341,7 @@ impl Queue {
                 // At once: another of our jobs may have asked before it was written, and be about to
                 // begin.
                 for incarnation in receipt.pushes() {
-                    self.0.lately.completed(incarnation);
+                    self.0.lately.completed(unit, incarnation);
                 }
                 Ok(Some(receipt))
             }

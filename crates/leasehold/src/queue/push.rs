@@ -285,7 +285,7 @@ impl Queue {
             self.delete_work(key, &version).await?;
             // Our own, too: a write whose answer was lost is sent again if it is not there, and it is
             // not there because it was done (FIELD.md row 21).
-            if done.incarnation != task.incarnation {
+            if !done.is_about(&task.incarnation) {
                 return Ok(Stored::Completed);
             }
         }

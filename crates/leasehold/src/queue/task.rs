@@ -317,7 +317,7 @@ impl Held {
                 return Err(error);
             }
         };
-        queue.0.lately.completed(&self.task.incarnation);
+        queue.0.lately.completed(&self.unit, &self.task.incarnation);
         if !first {
             queue.note_duplicate(&self.unit, &self.task.incarnation).await;
         }

@@ -122,7 +122,7 @@ impl Replica {
             "this replica was copied, or moved: it is one of its own from now on"
         );
         for name in self.queues().await? {
-            self.note_telling(&name).await?;
+            self.note_telling(&name, 0).await?;
         }
         Ok(())
     }
@@ -254,7 +254,8 @@ impl Replica {
         self.change_state(there.name(), note).await
     }
 
-    /// One sync at a time: two would do no harm, but the same work twice.
+    /// One sync at a time: two would do the same work twice, and one might push what is done since the other
+    /// told of it.
     async fn lock(&self) -> Result<Guard> {
         let key = Key::new("sync/sync.lock")?;
         // A holder that died is recognised by its process, and one that is busy with a hundred thousand files

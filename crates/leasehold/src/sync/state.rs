@@ -25,6 +25,9 @@ pub(super) struct State {
     pub shards: Option<u16>,
     /// Whether a sync up has begun that did not end: what it was about to push may be there.
     pub telling: bool,
+    /// Which one, by its lock's token: one that was stopped for longer than its lock may end after the next
+    /// has begun.
+    pub teller: u64,
     /// In which boot the last complete sync up ended. What is noted as told need not be on disk when the
     /// power fails.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -186,13 +189,14 @@ impl Replica {
 
     /// Notes, before the first request, that the bucket is about to be told: what dies from here on may
     /// have pushed something without knowing it.
-    pub(super) async fn note_telling(&self, queue: &str) -> Result<()> {
+    pub(super) async fn note_telling(&self, queue: &str, teller: u64) -> Result<()> {
         loop {
             let (mut state, version) = self.state_with_version(queue).await?;
-            if state.telling {
+            if state.telling && state.teller >= teller {
                 return Ok(());
             }
             state.telling = true;
+            state.teller = teller;
             if self.write_state(queue, &state, version, Durability::Durable).await? {
                 return Ok(());
             }

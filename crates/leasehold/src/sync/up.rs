@@ -4,6 +4,8 @@
 //! and then the entry goes, in the version that was read: whatever happened meanwhile was noted again.
 //! Every step can be repeated, so a crash anywhere is repaired by the next sync.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use futures::StreamExt as _;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::lease::Lease;
@@ -17,6 +19,7 @@ use leasehold_protocol::sync::{self as decide, End, Local, LocalLease, Missing, 
 use serde::Serialize;
 
 use super::{AT_A_TIME, Pair, Replica};
+use crate::lock::Guard;
 use crate::queue::push::{Stored, bundle_of};
 use crate::queue::wrote;
 use crate::store::meter::Usage;
@@ -99,15 +102,15 @@ impl View {
 impl Replica {
     /// Tells the bucket what happened here since. No request where nothing did.
     pub async fn up(&self, queue: &str) -> Result<Up> {
-        let _alone = self.lock().await?;
-        self.up_alone(queue).await
+        let alone = self.lock().await?;
+        self.up_alone(queue, &alone).await
     }
 
-    pub(super) async fn up_alone(&self, queue: &str) -> Result<Up> {
+    pub(super) async fn up_alone(&self, queue: &str, alone: &Guard) -> Result<Up> {
         let before = self.bucket().usage();
         let pair = self.pair(queue).await?;
         let mut up = Up::default();
-        let told = self.tell_all(&pair, &mut up).await;
+        let told = self.tell_all(&pair, alone, &mut up).await;
         up.usage = self.bucket().usage().since(&before);
         // What was pushed need not be compared with what was pushed.
         let seen = std::mem::take(&mut up.seen);
@@ -123,8 +126,8 @@ impl Replica {
         self.change_state(queue, |state| {
             state.add_up(&up);
             if all {
-                // Else the next sync is careful, too.
-                state.telling &= !sure;
+                // Else the next sync is careful, too: so where a later one has begun, which may be cut off.
+                state.telling &= !sure || state.teller > alone.token();
                 state.boot_id.clone_from(&boot_id);
                 state.up_at = Some(at);
             }
@@ -133,15 +136,21 @@ impl Replica {
         told.map(|()| up)
     }
 
-    async fn tell_all(&self, pair: &Pair<'_>, up: &mut Up) -> Result<()> {
+    async fn tell_all(&self, pair: &Pair<'_>, alone: &Guard, up: &mut Up) -> Result<()> {
         let keys = pair.outbox.keys();
         for part in keys.outbox_parts() {
-            self.tell_part(pair, part, up).await?;
+            self.tell_part(pair, alone, part, up).await?;
         }
         Ok(())
     }
 
-    async fn tell_part(&self, pair: &Pair<'_>, part: String, up: &mut Up) -> Result<()> {
+    async fn tell_part(
+        &self,
+        pair: &Pair<'_>,
+        alone: &Guard,
+        part: String,
+        up: &mut Up,
+    ) -> Result<()> {
         let keys = pair.outbox.keys();
         let mut listing = self.local().list(List::prefix(part)?);
         while let Some(page) = listing.next_page().await? {
@@ -149,20 +158,40 @@ impl Replica {
             let units: Vec<Unit> =
                 entries.filter_map(|entry| keys.parse_entry(entry.key.as_str())).collect();
             if !units.is_empty() {
-                self.note_telling(pair.local.name()).await?;
+                self.note_telling(pair.local.name(), alone.token()).await?;
             }
-            let tellings = units.into_iter().map(|unit| pair.tell_or_warn(unit));
+            let failed = AtomicBool::new(false);
+            let tellings = units.into_iter().map(|unit| pair.tell_in_turn(unit, alone, &failed));
             let mut tellings = futures::stream::iter(tellings).buffer_unordered(AT_A_TIME);
-            // What is under way when one fails is dropped: as good as a crash, and as harmless.
+            let mut all = Ok(());
+            // What is under way when one fails is waited for: a push that is given up on may land after the
+            // next sync told that it is done.
             while let Some(told) = tellings.next().await {
-                up.add(told?);
+                match told {
+                    Ok(told) => up.add(told),
+                    Err(error) => all = all.and(Err(error)),
+                }
             }
+            all?;
         }
         Ok(())
     }
 }
 
 impl Pair<'_> {
+    /// Unless one has failed: then nothing more is begun.
+    async fn tell_in_turn(&self, unit: Unit, alone: &Guard, failed: &AtomicBool) -> Result<Up> {
+        if failed.load(Relaxed) {
+            return Ok(Up::default());
+        }
+        let told = match alone.check() {
+            Ok(()) => self.tell_or_warn(unit).await,
+            Err(lost) => Err(lost),
+        };
+        failed.fetch_or(told.is_err(), Relaxed);
+        told
+    }
+
     /// One entry that cannot be told of must not keep the others from it, unless it is the bucket that
     /// does not answer.
     async fn tell_or_warn(&self, unit: Unit) -> Result<Up> {
@@ -246,10 +275,10 @@ impl Pair<'_> {
         }
         if decide::owes_receipt(&entry, &view.local) {
             let untold = entry.untold;
-            self.tell_done(unit, &mut entry, &mut view, &mut up).await?;
+            let told = self.tell_done(unit, &mut entry, &mut view, &mut up).await?;
             // That was about the earlier push.
             entry.untold = untold;
-            entry.earlier.retain(|earlier| Some(earlier) != view.local.receipt.as_ref());
+            entry.earlier.retain(|earlier| !told || Some(earlier) != view.local.receipt.as_ref());
         }
         let mut tale = decide::tell(&entry, &view.local);
         let mut owed = false;
@@ -271,7 +300,9 @@ impl Pair<'_> {
             }
         }
         match tale.end {
-            Some(End::Done) => self.tell_done(unit, &mut entry, &mut view, &mut up).await?,
+            Some(End::Done) => {
+                self.tell_done(unit, &mut entry, &mut view, &mut up).await?;
+            }
             Some(End::Dead) => self.tell_dead(unit, &mut entry, &mut view, &mut up).await?,
             None => {}
         }
@@ -349,18 +380,20 @@ impl Pair<'_> {
         Ok((Up { left: 0, ..up }, all))
     }
 
+    /// Says whether all of it was told: else something was noted meanwhile, and the next sync does the rest.
     async fn tell_done(
         &self,
         unit: &Unit,
         entry: &mut Entry,
         view: &mut View,
         up: &mut Up,
-    ) -> Result<()> {
-        let Some((receipt, version)) = view.receipt.clone() else { return Ok(()) };
+    ) -> Result<bool> {
+        let Some((receipt, version)) = view.receipt.clone() else { return Ok(true) };
         if receipt.copied {
             // It was done elsewhere, and the bucket may have forgotten that since.
             self.clean_up(unit, entry, &receipt.incarnation).await?;
-            return self.clean_up_here(unit, view, &receipt.incarnation).await;
+            self.clean_up_here(unit, view, &receipt.incarnation).await?;
+            return Ok(true);
         }
         up.retries += u64::from(receipt.retries);
         // A name that was chosen here may have been chosen elsewhere: then that push counts, and ours was
@@ -369,25 +402,27 @@ impl Pair<'_> {
             && entry.chosen
             && self.is_pushed_by_others(unit, &receipt.incarnation).await?
         {
-            if self.note_shown(unit, view).await? {
-                self.count_duplicate(unit, &receipt, up).await?;
-                self.local.delete_work(&self.local.keys().receipt(unit)?, &version).await?;
-                entry.untold = false;
+            if !self.note_shown(unit, view).await? {
+                return Ok(false);
             }
-            return Ok(());
+            self.count_duplicate(unit, &receipt, up).await?;
+            self.local.delete_work(&self.local.keys().receipt(unit)?, &version).await?;
+            entry.untold = false;
+            return Ok(true);
         }
         match self.there.record_receipt(unit, &receipt, Proof::Bytes).await? {
             None => up.completed += 1,
             Some(theirs) => {
                 if !self.note_shown(unit, view).await? {
-                    return Ok(());
+                    return Ok(false);
                 }
                 self.count_duplicate(unit, &receipt, up).await?;
                 self.take_receipt(unit, &theirs, Some(version)).await?;
             }
         }
         self.clean_up(unit, entry, &receipt.incarnation).await?;
-        self.clean_up_here(unit, view, &receipt.incarnation).await
+        self.clean_up_here(unit, view, &receipt.incarnation).await?;
+        Ok(true)
     }
 
     /// Once it is certain that this is told of for the last time, or one that is old by then would be

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::ErrorKind;
 use leasehold::queue::{Acked, NewTask, Outcome, Queue, QueueSettings, Worker, WorkerSettings};
+use leasehold::{ErrorKind, Write};
 use serde::{Deserialize, Serialize};
 
 use super::*;
@@ -286,5 +286,35 @@ async fn large_payloads_go_through() {
         let task = next(&worker).await;
         assert_eq!(task.text(), text);
         task.ack().await.unwrap();
+    }
+}
+
+/// Tasks of other clients have no other mark than their bytes, and these may be equal: under several names,
+/// or under the same once more.
+#[tokio::test]
+async fn equal_tasks_of_other_clients_are_all_done() {
+    for place in everywhere("equal") {
+        let settings = QueueSettings { receipts: false, ..quick() };
+        let queue = Queue::create(&place.store, "q", settings).await.unwrap();
+        let put = async |id: &str| {
+            let key = key(&format!("queues/q/pending/{id}/task.json"));
+            let body = "{\"url\":\"x\"}".into();
+            let _ = place.store.put(&key, body, Write::any()).await.unwrap();
+        };
+        for id in ["a", "b", "c"] {
+            put(id).await;
+        }
+        let worker = queue.worker("w");
+        let mut done = Vec::new();
+        for n in 0..4 {
+            let task = next(&worker).await;
+            done.push(task.id().to_owned());
+            task.ack().await.unwrap();
+            if n == 2 {
+                put("a").await;
+            }
+        }
+        done[..3].sort();
+        assert_eq!(done, ["a", "b", "c", "a"], "{}", place.name);
     }
 }
