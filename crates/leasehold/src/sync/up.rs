@@ -267,10 +267,11 @@ impl Pair<'_> {
         view.entry = Some(version);
         if decide::owes_letter(&entry, &view.local) {
             let untold = entry.untold;
-            self.tell_dead(unit, &mut entry, &mut view, &mut up).await?;
+            if self.tell_dead(unit, &mut entry, &mut view, &mut up).await? {
+                entry.earlier.clear();
+            }
             // That was about the earlier push.
             entry.untold = untold;
-            entry.earlier.clear();
             view.local.letter = None;
         }
         if decide::owes_receipt(&entry, &view.local) {
@@ -303,7 +304,9 @@ impl Pair<'_> {
             Some(End::Done) => {
                 self.tell_done(unit, &mut entry, &mut view, &mut up).await?;
             }
-            Some(End::Dead) => self.tell_dead(unit, &mut entry, &mut view, &mut up).await?,
+            Some(End::Dead) => {
+                self.tell_dead(unit, &mut entry, &mut view, &mut up).await?;
+            }
             None => {}
         }
         if tale.push && !self.tell_push(unit, &mut entry, &mut view, &mut up).await? {
@@ -449,19 +452,23 @@ impl Pair<'_> {
         Ok(work.is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours))
     }
 
+    /// Says whether all of it was told, as [`Self::tell_done`].
     async fn tell_dead(
         &self,
         unit: &Unit,
         entry: &mut Entry,
         view: &mut View,
         up: &mut Up,
-    ) -> Result<()> {
-        let Some((letter, version)) = view.letter.clone() else { return Ok(()) };
+    ) -> Result<bool> {
+        let Some((letter, version)) = view.letter.clone() else { return Ok(true) };
         let incarnation = letter.task.incarnation.clone();
         up.retries += u64::from((letter.failures + letter.crashes).saturating_sub(1));
         match self.there.receipt_of(unit).await? {
             // A receipt beats a dead letter.
             Some(theirs) if theirs.is_about(&incarnation) => {
+                if !self.note_shown(unit, view).await? {
+                    return Ok(false);
+                }
                 self.take_receipt(unit, &theirs, None).await?;
                 let key = self.local.keys().dead_letter(&letter.task.id)?;
                 self.local.delete_work(&key, &version).await?;
@@ -473,7 +480,8 @@ impl Pair<'_> {
             }
         }
         self.clean_up(unit, entry, &incarnation).await?;
-        self.clean_up_here(unit, view, &incarnation).await
+        self.clean_up_here(unit, view, &incarnation).await?;
+        Ok(true)
     }
 
     /// The bucket's work, then its lease, in that order: the record is there.
