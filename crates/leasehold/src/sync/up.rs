@@ -356,10 +356,10 @@ impl Pair<'_> {
     /// announced it, and no task of this name would come down meanwhile. `false` if something was noted
     /// since: then nothing is to be removed, and the next sync tells of all.
     pub(super) async fn note_shown(&self, unit: &Unit, view: &mut View) -> Result<bool> {
-        let Some(entry) = view.shown.take() else { return Ok(true) };
-        if let Some(version) = view.entry.take() {
-            view.entry = self.outbox.rewrite(unit, &entry, version).await?;
-        }
+        let Some(entry) = &view.shown else { return Ok(true) };
+        // It was refused before.
+        let Some(version) = view.entry.take() else { return Ok(false) };
+        view.entry = self.outbox.rewrite(unit, entry, version).await?;
         Ok(view.entry.is_some())
     }
 
