@@ -73,7 +73,10 @@ impl Common {
         // Locked before the flush begins: one that dies meanwhile may have noted what this flush
         // did not see.
         let dead = dead(&self.root);
-        let last = segments.iter().map(|segment| segment.last).max();
+        // The dead may have noted later than we did, and somebody who lives noted the same key
+        // before that: without the dead's, his would be the last note. So where there are any, the
+        // floor must be as high as this flush, not only above what is ours.
+        let last = segments.iter().map(|segment| segment.last).max().filter(|_| dead.is_empty());
         let mut flushed = self.flush_all_until(last);
         for _ in 0..TRIES {
             // Others keep the floor busy, or there are no more files to be had. Nothing is lost by that.
@@ -164,4 +167,74 @@ pub fn forget_here(common: &Common, segment: Segment) -> Option<Segment> {
     common.forget(&mut segments).then_some(())?;
     let [segment] = segments;
     Some(segment)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use rustix::fs::FlockOperation;
+
+    use super::super::floor::Floors;
+    use super::super::record::{Note, Record, State};
+    use super::*;
+    use crate::host;
+
+    fn common(dir: &Path) -> Common {
+        std::fs::create_dir_all(dir.join(".lh/tmp")).unwrap();
+        let root: OwnedFd = std::fs::File::open(dir).unwrap().into();
+        Common::new(Arc::new(root), Env::system())
+    }
+
+    /// A segment with one note of this time.
+    fn segment(common: &Common, writer: u64, stamp: u64) -> Segment {
+        let mut segment = Segment::create(&common.root, writer, 1).unwrap();
+        let note = Record::Note(Note { stamp, key: "k".into(), state: State::Absent });
+        segment.write(&note.frame(segment.epoch()), stamp, common.env.clock().boot()).unwrap();
+        segment.flush().unwrap();
+        segment
+    }
+
+    fn floor_of(common: &Common) -> u64 {
+        let log = open_folder(&common.root).unwrap().unwrap();
+        Floors::read(&log).unwrap().of(host::boot_id())
+    }
+
+    /// The floor's lock, as another process holds it that is stopped while it flushes.
+    fn hold_floor(dir: &Path) -> OwnedFd {
+        let floor = dir.join(".lh/log/floor");
+        let file: OwnedFd = std::fs::File::options().write(true).open(floor).unwrap().into();
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+        file
+    }
+
+    /// Another has raised the floor above all that is ours, but not above what the dead noted after
+    /// that. A living third has noted something else for the same key in between: if the dead's
+    /// note went now, that would be the last one.
+    #[test]
+    fn what_the_dead_noted_stays_until_the_floor_is_above_it() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let common = common(dir.path());
+        let ours = segment(&common, 1, 10);
+        common.floor.lock().unwrap().raise(&common.root, 20, 20).unwrap();
+        let noted = stamp(&common.env);
+        drop(segment(&common, 2, noted));
+        let there = || {
+            let name = format!("-{:016x}-1.log", 2);
+            let names = super::super::segment_names(&open_folder(&common.root).unwrap().unwrap());
+            names.unwrap().iter().any(|other| other.ends_with(&name))
+        };
+        assert!(there());
+        let held = hold_floor(dir.path());
+        std::thread::scope(|scope| {
+            let forgetting = scope.spawn(|| common.forget(&mut [ours]));
+            for _ in 0..30 {
+                std::thread::sleep(Duration::from_millis(10));
+                assert!(there() || floor_of(&common) >= noted, "removed, and above the floor");
+            }
+            drop(held);
+            assert!(forgetting.join().unwrap());
+        });
+        assert!(!there() && floor_of(&common) >= noted);
+    }
 }
