@@ -35,6 +35,14 @@ pub enum NotRaised {
     Failed(Errno),
 }
 
+impl From<NotRaised> for Errno {
+    fn from(error: NotRaised) -> Self {
+        match error {
+            NotRaised::Open(error) | NotRaised::Failed(error) => error,
+        }
+    }
+}
+
 /// What the file says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Floors {
@@ -148,12 +156,8 @@ impl Floor {
                 return Ok(());
             }
             let file = self.prepare(root).map_err(NotRaised::Open)?;
-            let high = || {
-                let high = Floors::from_file(file)?.of(host::boot_id()) >= needed;
-                // Whoever raised it may be at just that.
-                if high { rustix::fs::fdatasync(file).map(|()| true) } else { Ok(false) }
-            };
-            let lock = Lock::take_unless(file, high).map_err(NotRaised::Open)?;
+            let high = || is_above(file, needed, |file| rustix::fs::fdatasync(file));
+            let lock = Lock::take_unless(file, high)?;
             // The last to leave removed it before we had the lock.
             if !is_there(root, file) {
                 continue;
@@ -178,6 +182,10 @@ impl Floor {
         rustix::fs::fsync(&log)?;
         let file = self.prepare(root)?;
         let lock = Lock::take(file)?;
+        // Another removed it before we had the lock: what stands there now is not ours to remove.
+        if !is_there(root, file) {
+            return Ok(());
+        }
         if segment_names(&log)?.is_empty() {
             rustix::fs::unlinkat(&log, NAME, AtFlags::empty())?;
             // Stays if somebody begins a journal right now, who then needs no floor of before.
@@ -193,6 +201,20 @@ fn is_there(root: &OwnedFd, file: &OwnedFd) -> bool {
     is_at(root, &format!("{}/{NAME}", super::folder()), file)
 }
 
+/// Whether another has raised the floor as far as `needed`. Whoever did may be at just that, so it is
+/// flushed; and a flush that failed is no less final for being another's.
+fn is_above(
+    file: &OwnedFd,
+    needed: u64,
+    flush: impl Fn(&OwnedFd) -> Result<(), Errno>,
+) -> Result<bool, NotRaised> {
+    let floors = Floors::from_file(file).map_err(NotRaised::Open)?;
+    if floors.of(host::boot_id()) < needed {
+        return Ok(false);
+    }
+    flush(file).map(|()| true).map_err(NotRaised::Failed)
+}
+
 struct Lock<'a>(&'a OwnedFd);
 
 impl<'a> Lock<'a> {
@@ -203,20 +225,20 @@ impl<'a> Lock<'a> {
     /// `None` once there is no need for it any more.
     fn take_unless(
         file: &'a OwnedFd,
-        needless: impl Fn() -> Result<bool, Errno>,
-    ) -> Result<Option<Self>, Errno> {
+        needless: impl Fn() -> Result<bool, NotRaised>,
+    ) -> Result<Option<Self>, NotRaised> {
         let (mut pause, mut waited) = (PAUSES.0, Duration::ZERO);
         loop {
             match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Some(Self(file))),
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(NotRaised::Open(error)),
             }
             if needless()? {
                 return Ok(None);
             }
             if waited >= PATIENCE {
-                return Err(Errno::TIMEDOUT);
+                return Err(NotRaised::Open(Errno::TIMEDOUT));
             }
             std::thread::sleep(pause);
             waited += pause;
@@ -262,6 +284,24 @@ mod tests {
             (turn(), Floors::from_file(file).unwrap().of(host::boot_id())),
             (before + 1, 200)
         );
+    }
+
+    /// The kernel reports it once: asked again, the same flush would seem to succeed.
+    #[test]
+    fn a_flush_that_failed_is_final_whoever_wrote_it() {
+        let dir = tempfile::TempDir::new().unwrap();
+        std::fs::create_dir_all(dir.path().join(super::super::folder())).unwrap();
+        let root: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+        let mut floor = Floor::default();
+        floor.raise(&root, 100, 100).unwrap();
+        let file = floor.prepare(&root).unwrap();
+        let _held = Lock::take(file).unwrap();
+        let other = std::fs::File::open(dir.path().join(super::super::folder()).join(NAME));
+        let other = OwnedFd::from(other.unwrap());
+        let above = |needed| is_above(&other, needed, |_| Err(Errno::IO));
+        let waited = Lock::take_unless(&other, || above(100)).map(drop);
+        assert!(matches!(waited, Err(NotRaised::Failed(Errno::IO))), "{waited:?}");
+        assert!(!above(101).unwrap(), "nothing to flush");
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl Common {
         }
         let flushed = match flushed {
             Ok(()) => segments.iter_mut().try_for_each(Segment::forget),
-            Err(NotRaised::Open(error) | NotRaised::Failed(error)) => Err(error),
+            Err(error) => Err(error.into()),
         };
         if let Err(error) = flushed {
             self.fail(error);
