@@ -20,8 +20,9 @@ const BACKLOG: usize = 4;
 /// How long to wait for the floor at a time, about: others hold its lock for one small flush. After
 /// that writers go on as if it could never be had.
 const TRY: Duration = Duration::from_secs(1);
-/// How often that is tried at the end of a process, all in all, and by those who cannot go on.
+/// How often that is tried at the end of a process, all in all.
 const LAST_TRIES: u32 = 60;
+/// How long to wait for it where writers cannot go on without.
 const URGENT: Duration = Duration::from_secs(30);
 /// Between two tries, so that another thread can have the floor.
 const PAUSE: Duration = Duration::from_millis(50);
