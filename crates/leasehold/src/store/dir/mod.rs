@@ -8,7 +8,7 @@
 //! - A **network file system** is refused: see `netfs`.
 //!
 //! Everything that is not an object stands in `.lh/`. A crash can leave a temporary file there;
-//! the next process that writes sweeps it away after an hour.
+//! a process that begins to write seventy minutes later sweeps it away.
 
 mod discard;
 mod fence;
@@ -439,8 +439,11 @@ impl Shared {
         journal::recover(&root, &self.env)?;
         let folder = |name: &str| -> Result<OwnedFd, Errno> {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            make_folder(&root, name)?;
-            rustix::fs::openat(&root, name, flags, Mode::empty())
+            let open = || rustix::fs::openat(&root, name, flags, Mode::empty());
+            match open() {
+                Err(Errno::NOENT) => make_folder(&root, name).and_then(|()| open()),
+                opened => opened,
+            }
         };
         let make = || -> Result<Work, Errno> {
             let private = folder(PRIVATE)?;
@@ -458,7 +461,7 @@ impl Shared {
         };
         let work = make().map_err(|error| self.failed("write to", error))?;
         let work = self.work.get_or_init(|| work);
-        work.temps.sweep();
+        work.temps.sweep(&work.private, self.env.clock().wall());
         Ok(work)
     }
 
