@@ -48,9 +48,9 @@ impl Task {
     /// The task in these bytes.
     ///
     /// What another client put there without our envelope is a payload as a whole: JSON as it is,
-    /// other text as a JSON text, other bytes as `{"hex": …}`. Its incarnation is the object's
-    /// `version`.
-    pub fn parse(bytes: &[u8], id: &str, version: &str) -> Self {
+    /// other text as a JSON text, other bytes as `{"hex": …}`. Its incarnation is `mark`: what tells this
+    /// object from another with the same bytes.
+    pub fn parse(bytes: &[u8], id: &str, mark: &str) -> Self {
         if let Ok(mut task) = serde_json::from_slice::<Self>(bytes)
             && !task.incarnation.is_empty()
         {
@@ -69,7 +69,7 @@ impl Task {
         };
         Self {
             id: id.to_owned(),
-            incarnation: version.to_owned(),
+            incarnation: mark.to_owned(),
             pushed_at: None,
             timeout: None,
             max_attempts: None,

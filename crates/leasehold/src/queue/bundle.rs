@@ -340,7 +340,7 @@ impl Run {
         queue
             .note_finish(&Unit::Task(letter.task.id.clone()), &letter.task.incarnation, None)
             .await?;
-        queue.write_dead_letter(letter).await
+        queue.write_dead_letter(letter, None).await
     }
 
     /// A task leaves the bundle, to be tried again on its own. Its lease comes first: the task must
@@ -373,7 +373,7 @@ impl Run {
         }
         // Somebody did this before us, or something else has its name.
         let there = store.get(&key).await?.map(|object| {
-            format::Task::parse(&object.body, &task.id, object.meta.version.as_str()).incarnation
+            format::Task::parse(&object.body, &task.id, &object.meta.mark()).incarnation
         });
         match there {
             Some(there) if there != task.incarnation => {

@@ -107,9 +107,9 @@ impl Queue {
         };
         // The answer may have taken longer than the claim lasts: by now somebody else may have done it.
         tenure.check()?;
-        let version = object.meta.version;
+        let (version, mark) = (object.meta.version.clone(), object.meta.mark());
         let task = match unit {
-            Unit::Task(id) => format::Task::parse(&object.body, id, version.as_str()),
+            Unit::Task(id) => format::Task::parse(&object.body, id, &mark),
             Unit::Bundle(id, _) => match format::Bundle::parse(&object.body, id) {
                 Ok(bundle) => {
                     let origin = bundle.origin.as_deref();
@@ -120,7 +120,7 @@ impl Queue {
                 // Kept as a dead letter as a whole.
                 Err(error) => {
                     let name = unit.name();
-                    let task = format::Task::parse(&object.body, &name, version.as_str());
+                    let task = format::Task::parse(&object.body, &name, &mark);
                     let held = Held::new(self, unit.clone(), task, version, tenure, history);
                     held.give_up_because(&error.to_string()).await?;
                     return Ok(Tried::Over);
@@ -131,7 +131,7 @@ impl Queue {
         // is for long, and what the bucket has again is taken from it by whoever does it once more. A task of
         // another client has no other mark than its bytes: the next one may look the same.
         let back = self.outbox().is_none()
-            && task.incarnation != version.as_str()
+            && task.incarnation != mark
             && self.0.lately.knows(unit, &task.incarnation);
         if back || self.is_done_in_bundle(&task.id).await? {
             if back {
@@ -203,12 +203,14 @@ impl Queue {
         }
         let key = self.keys().part(unit, Part::Work)?;
         let Some(object) = self.store().get(&key).await? else { return Ok(true) };
-        let version = object.meta.version;
         let incarnation = match unit {
-            Unit::Task(id) => format::Task::parse(&object.body, id, version.as_str()).incarnation,
+            Unit::Task(id) => {
+                format::Task::parse(&object.body, id, &object.meta.mark()).incarnation
+            }
             Unit::Bundle(id, _) => format::Bundle::parse(&object.body, id)
-                .map_or_else(|_| version.as_str().to_owned(), |bundle| bundle.incarnation),
+                .map_or_else(|_| object.meta.mark(), |bundle| bundle.incarnation),
         };
+        let version = object.meta.version;
         let receipt = receipt.as_ref().map(|receipt| receipt.about(&incarnation));
         match decide::met(&incarnation, receipt, letter.as_deref()) {
             Met::Open => Ok(false),
@@ -275,9 +277,13 @@ impl Queue {
     }
 
     /// Records that a task was given up.
-    pub(crate) async fn write_dead_letter(&self, letter: DeadLetter) -> Result<()> {
+    pub(crate) async fn write_dead_letter(
+        &self,
+        mut letter: DeadLetter,
+        work: Option<&Version>,
+    ) -> Result<()> {
         let key = self.keys().dead_letter(&letter.task.id)?;
-        let mut letter = letter;
+        let unit = Unit::Task(letter.task.id.clone());
         let mut when = When::Absent;
         loop {
             let nonce = self.store().env().nonce();
@@ -292,11 +298,13 @@ impl Queue {
                 Some(object) => match DeadLetter::parse(&object.body) {
                     Ok(there)
                         if there.task.incarnation == letter.task.incarnation
-                            || !decide::gives_way(there.task.pushed_at, letter.task.pushed_at) =>
+                            || !(decide::gives_way(
+                                there.task.pushed_at,
+                                letter.task.pushed_at,
+                            ) || self.is_latest(&unit, work).await?) =>
                     {
                         if let Some(outbox) = self.outbox() {
                             // What was announced does not come: that of a later push stands for it.
-                            let unit = Unit::Task(letter.task.id.clone());
                             outbox.not_finishing(&unit, &letter.task.incarnation).await?;
                         }
                         return self.store().persist(std::slice::from_ref(&key)).await;
@@ -305,6 +313,16 @@ impl Queue {
                 },
             };
         }
+    }
+
+    /// Whether this is the latest push of its name, by whatever clock it came: no other can be pushed while
+    /// it stands there. In a bucket it may be back after it was done, and that has one clock.
+    async fn is_latest(&self, unit: &Unit, work: Option<&Version>) -> Result<bool> {
+        let Some(work) = work.filter(|_| !self.store().kind().is_bucket()) else {
+            return Ok(false);
+        };
+        let there = self.store().head(&self.keys().part(unit, Part::Work)?).await?;
+        Ok(there.is_some_and(|there| there.version == *work))
     }
 
     /// Deletes a task or bundle in this version only (FIELD.md rows 22, 23). Says whether it was

@@ -252,7 +252,7 @@ impl Queue {
         let Some(object) = self.store().get(key).await? else { return Ok(Vec::new()) };
         let (bundle, tasks) = match unit {
             Unit::Task(id) => {
-                (None, vec![format::Task::parse(&object.body, id, object.meta.version.as_str())])
+                (None, vec![format::Task::parse(&object.body, id, &object.meta.mark())])
             }
             Unit::Bundle(id, _) => match format::Bundle::parse(&object.body, id) {
                 Ok(bundle) => (Some(unit.name()), bundle.tasks),
@@ -330,7 +330,7 @@ impl Queue {
             // It stands there already: pushed again by somebody, or not yet removed by whoever
             // gave it up.
             let Some(there) = store.get(&key).await? else { continue };
-            let pending = format::Task::parse(&there.body, id, there.meta.version.as_str());
+            let pending = format::Task::parse(&there.body, id, &there.meta.mark());
             if pending.incarnation != given_up {
                 break;
             }

@@ -215,7 +215,7 @@ impl Queue {
             if chosen.is_some()
                 && let Some(object) = self.store().get(&key).await?
             {
-                let there = Task::parse(&object.body, &id, object.meta.version.as_str());
+                let there = Task::parse(&object.body, &id, &object.meta.mark());
                 let incarnation = Some(there.incarnation);
                 return Ok(Pushed { id, outcome: Outcome::AlreadyPending, incarnation });
             }
@@ -272,9 +272,10 @@ impl Queue {
             {
                 continue;
             }
-            let there = store.get(key).await?.map(|object| {
-                Task::parse(&object.body, &task.id, object.meta.version.as_str()).incarnation
-            });
+            let there = store
+                .get(key)
+                .await?
+                .map(|object| Task::parse(&object.body, &task.id, &object.meta.mark()).incarnation);
             return Ok(Stored::Pending(there));
         };
         // And after: it may have been completed and removed in between.

@@ -5,7 +5,7 @@ use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::Judgement;
 use leasehold_protocol::mutant::{self, Mutant};
-use leasehold_protocol::queue::is_outdated;
+use leasehold_protocol::queue::{gives_way, is_outdated};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
@@ -77,22 +77,23 @@ impl Queue {
     async fn promote(&self, key: &Key, id: &str) -> Result<bool> {
         let store = self.store();
         let Some(object) = store.get(key).await? else { return Ok(false) };
-        let task = format::Task::parse(&object.body, id, object.meta.version.as_str());
+        let task = format::Task::parse(&object.body, id, &object.meta.mark());
         let unit = Unit::Task(id.to_owned());
-        // Promoted before, done, and not removed here: the receipt says so.
-        let receipt = self.keys().receipt(&unit)?;
-        let done = self.settings().receipts && self.is_remembered(&receipt).await?;
         let mut promoted = false;
-        if !done {
-            let write = Write::when(When::Absent, Proof::Bytes).durability(self.durability());
+        // Promoted before, done or given up, and not removed here: a record says so.
+        if !self.is_recorded(&unit, &task).await? {
             let work = self.keys().part(&unit, Part::Work)?;
-            // Whatever is there already: it is this one, or one that was pushed with its name.
-            let written = wrote(store.put(&work, task.to_bytes().into(), write).await?)?;
+            let create = || Write::when(When::Absent, Proof::Bytes).durability(self.durability());
+            let mut written = wrote(store.put(&work, task.to_bytes().into(), create()).await?)?;
+            // Whatever is there already: it is this one, or one that was pushed with its name, or an earlier
+            // one that is over, and whoever did that has yet to clean up.
+            if written.is_none() && self.is_over(&unit).await? {
+                written = wrote(store.put(&work, task.to_bytes().into(), create()).await?)?;
+            }
             promoted = written.is_some();
             // And after: others may have promoted it, done it and removed it in between.
             if let Some(version) = written
-                && self.settings().receipts
-                && self.is_remembered(&receipt).await?
+                && self.is_recorded(&unit, &task).await?
             {
                 self.delete_work(&work, &version).await?;
                 promoted = false;
@@ -104,6 +105,19 @@ impl Queue {
         }
         self.delete_work(key, &object.meta.version).await?;
         Ok(promoted)
+    }
+
+    /// Whether this push was done or given up, or one of its name that came after it was done: the record of
+    /// this one may have given way to that. One that came before is another: this one was accepted, and is
+    /// done too.
+    async fn is_recorded(&self, unit: &Unit, task: &format::Task) -> Result<bool> {
+        let (ours, at) = (&task.incarnation, task.pushed_at);
+        let receipt = self.receipt_of(unit).await?;
+        if receipt.is_some_and(|it| it.is_about(ours) || !gives_way(it.pushed_at, at)) {
+            return Ok(true);
+        }
+        let letter = self.dead_letter(&unit.name()).await?;
+        Ok(letter.is_some_and(|letter| letter.task.incarnation == *ours))
     }
 
     /// Removes a lease whose task is gone: only after a look at the task, past its ttl, and in the

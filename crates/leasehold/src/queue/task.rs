@@ -409,7 +409,7 @@ impl Held {
             };
             let origin = self.task.origin.as_deref();
             queue.note_finish(&self.unit, &self.task.incarnation, origin).await?;
-            queue.write_dead_letter(letter).await?;
+            queue.write_dead_letter(letter, Some(&self.version)).await?;
         }
         if mutant::is(Mutant::HalfDoneDeadLetter) {
             let _ = queue.store().delete(&queue.keys().part(&self.unit, Part::Work)?).await?;

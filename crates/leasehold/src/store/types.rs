@@ -23,6 +23,14 @@ pub struct Meta {
     pub size: u64,
 }
 
+impl Meta {
+    /// Tells this write of the object from another one with the same bytes, which may have the same
+    /// version: unless they came within a second of each other, on a bucket.
+    pub(crate) fn mark(&self) -> String {
+        format!("{}@{}", self.version.as_str(), self.modified.as_micros())
+    }
+}
+
 /// An object: its content and what the store tells of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object {

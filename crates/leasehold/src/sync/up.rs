@@ -23,7 +23,7 @@ use crate::lock::Guard;
 use crate::queue::push::{Stored, bundle_of};
 use crate::queue::wrote;
 use crate::store::meter::Usage;
-use crate::store::{List, Write};
+use crate::store::{List, Object, Write};
 use crate::{Error, Result, StoreTime};
 
 /// Stands for no state of a task: it is to be looked at.
@@ -211,11 +211,9 @@ impl Pair<'_> {
             (Some(time), Unit::Task(id)) => store.get(&keys.scheduled_at(time, id)?).await?,
             _ => None,
         };
-        let scheduled =
-            scheduled.map(|object| incarnation(unit, &object.body, &object.meta.version));
+        let scheduled = scheduled.map(|object| incarnation(unit, &object));
         let work = store.get(&keys.part(unit, Part::Work)?).await?;
-        let incarnation =
-            work.as_ref().map(|object| incarnation(unit, &object.body, &object.meta.version));
+        let incarnation = work.as_ref().map(|object| incarnation(unit, object));
         let desk = self.local.desk(unit, &self.replica.node)?;
         let seen = desk.look().await?;
         let lease = match &seen {
@@ -449,7 +447,7 @@ impl Pair<'_> {
             }
         }
         let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
-        Ok(work.is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours))
+        Ok(work.is_some_and(|object| incarnation(unit, &object) != ours))
     }
 
     /// Says whether all of it was told, as [`Self::tell_done`].
@@ -475,7 +473,7 @@ impl Pair<'_> {
             }
             _ => {
                 let task = format::Task { origin: None, ..letter.task };
-                self.there.write_dead_letter(DeadLetter { task, ..letter }).await?;
+                self.there.write_dead_letter(DeadLetter { task, ..letter }, None).await?;
                 up.given_up += 1;
             }
         }
@@ -491,7 +489,7 @@ impl Pair<'_> {
             Some(origin) if entry.incarnation == ours => Some(Version::new(origin.as_str())),
             // Pushed here: in which version it stands there was not kept.
             _ => self.bucket().get(&key).await?.and_then(|object| {
-                let same = incarnation(unit, &object.body, &object.meta.version) == ours;
+                let same = incarnation(unit, &object) == ours;
                 same.then_some(object.meta.version)
             }),
         };
@@ -546,8 +544,8 @@ impl Pair<'_> {
         }
         let key = self.there.keys().part(unit, Part::Work)?;
         let Some(object) = self.bucket().get(&key).await? else { return Ok(()) };
+        let task = format::Task::parse(&object.body, id, &object.meta.mark());
         let version = object.meta.version;
-        let task = format::Task::parse(&object.body, id, version.as_str());
         if task.incarnation != entry.incarnation {
             return Ok(());
         }
@@ -600,8 +598,9 @@ impl Pair<'_> {
         }
         self.checked.get_or_try_init(|| self.check_queue()).await?;
         // This may have been there, and be over (FIELD.md row 15).
+        let ours = view.local.work.clone().or(view.local.scheduled.clone());
         if (self.careful || left)
-            && let Some(ours) = view.local.work.clone().or(view.local.scheduled.clone())
+            && let Some(ours) = ours.clone()
         {
             let what = decide::missing(&ours, &self.ask(unit, &ours).await?);
             if matches!(what, Missing::Done | Missing::Dead) {
@@ -620,19 +619,17 @@ impl Pair<'_> {
                     }
                     _ => None,
                 };
-                let (key, body, version) = match (&view.work, &scheduled) {
-                    (Some((body, version)), _) => {
-                        (keys.part(unit, Part::Work)?, &body[..], version)
-                    }
+                let (key, body) = match (&view.work, &scheduled) {
+                    (Some((body, _)), _) => (keys.part(unit, Part::Work)?, &body[..]),
                     (None, Some((time, object))) => {
-                        (keys.scheduled_at(*time, id)?, &object.body[..], &object.meta.version)
+                        (keys.scheduled_at(*time, id)?, &object.body[..])
                     }
                     // Promoted while we looked: told of next time.
                     (None, None) => return Ok(true),
                 };
                 let task = format::Task {
                     origin: None,
-                    ..format::Task::parse(body, id, version.as_str())
+                    ..format::Task::parse(body, id, ours.as_deref().unwrap_or_default())
                 };
                 // One that left a bundle must not be seen as free before its time.
                 if let (LocalLease::Released(history), Some(lease)) =
@@ -693,7 +690,7 @@ impl Pair<'_> {
         let (Unit::Task(id), Some(time)) = (unit, entry.scheduled) else { return Ok(()) };
         let here = self.local_store().get(&self.local.keys().scheduled_at(time, id)?).await?;
         let Some(object) = here else { return Ok(()) };
-        let task = format::Task::parse(&object.body, id, object.meta.version.as_str());
+        let task = format::Task::parse(&object.body, id, &object.meta.mark());
         let (key, receipt) =
             (self.there.keys().scheduled_at(time, id)?, self.there.keys().receipt(unit)?);
         // Done before: it gives way here, too, once its time has come.
@@ -712,11 +709,13 @@ fn is_copy(unit: &Unit, view: &View) -> bool {
     }
 }
 
-/// Which push of a task or bundle these bytes are.
-pub(super) fn incarnation(unit: &Unit, body: &[u8], version: &Version) -> String {
+/// Which push of a task or bundle this is.
+pub(super) fn incarnation(unit: &Unit, object: &Object) -> String {
+    let mark = object.meta.mark();
     match unit {
-        Unit::Task(id) => format::Task::parse(body, id, version.as_str()).incarnation,
-        Unit::Bundle(id, _) => format::Bundle::parse(body, id)
-            .map_or_else(|_| version.as_str().to_owned(), |bundle| bundle.incarnation),
+        Unit::Task(id) => format::Task::parse(&object.body, id, &mark).incarnation,
+        Unit::Bundle(id, _) => {
+            format::Bundle::parse(&object.body, id).map_or(mark, |bundle| bundle.incarnation)
+        }
     }
 }

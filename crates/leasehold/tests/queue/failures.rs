@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold::Write;
 use leasehold::queue::{Acked, NewTask, Queue, QueueSettings};
 
 use super::*;
@@ -236,5 +237,27 @@ async fn a_dead_letter_of_a_later_push_stays() {
         assert!(matches!(put.unwrap(), leasehold::Put::Stored(_)));
         assert_eq!(queue.sweep().await.unwrap().letters, 0);
         assert!(queue.retry("x").await.unwrap(), "{}", place.name);
+    }
+}
+
+/// The clock was set back between two pushes of a name: the dead letter of the second takes the place of the
+/// first's all the same, or its payload would be nowhere.
+#[tokio::test]
+async fn a_push_by_a_clock_that_was_set_back_leaves_its_own_dead_letter() {
+    // A bucket has one clock.
+    for place in [memory(), directory()] {
+        let queue = queue(&place).await;
+        let worker = queue.worker("w");
+        let letter = key("queues/q/failed/t.json");
+        for payload in ["old", "new"] {
+            queue.push(NewTask::text(payload).id("t")).await.unwrap();
+            next(&worker).await.fail("broken").await.unwrap();
+            let there = place.store.get(&letter).await.unwrap().unwrap();
+            let mut there: serde_json::Value = serde_json::from_slice(&there.body).unwrap();
+            assert_eq!(there["payload"], payload, "{}", place.name);
+            // As if that had been pushed by a clock far ahead.
+            there["pushed_at"] = "2099-01-01T00:00:00Z".into();
+            let _ = place.store.put(&letter, there.to_string().into(), Write::any()).await.unwrap();
+        }
     }
 }
