@@ -213,7 +213,7 @@ async fn connections_are_limited() {
 /// requests are under way. Only lower bounds: a slow machine sends fewer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_keep_their_pace() {
-    let server = TinyS3::start(|_| Spoil::Nothing);
+    let server = TinyS3::start(|_| Spoil::Slowly(Duration::from_millis(5)));
     let settings = StoreSettings {
         requests_per_minute: Some(600),
         request_timeout: Duration::from_secs(20),
@@ -235,12 +235,14 @@ async fn requests_keep_their_pace() {
     assert!(send(12).await >= Duration::from_millis(1800), "2 beyond the burst, 1 a second");
     store.limit(8, None);
     assert!(send(100).await < Duration::from_secs(60), "100 of them at the last pace");
-    // Fewer connections: those that are out count until they are back.
+    assert!(server.most_requests() > 2);
+    // Fewer connections: those that are out count until they are back. Others may stand idle.
     store.limit(2, None);
     send(40).await;
-    let many = server.most_connections();
+    server.most_requests();
     send(40).await;
-    assert!(server.most_connections() == many, "{many}");
+    let most = server.most_requests();
+    assert!(most <= 2, "{most} at once");
 }
 
 fn leasehold_key() -> &'static Key {
