@@ -11,7 +11,7 @@ use opendal::raw::{OpRead, OpReader, OpWrite, oio};
 use opendal::{Buffer, BytesRange, options};
 
 use super::answer::{Answer, Condition};
-use super::{Cloud, condition_of, etag, failed, read_error, tells_nothing};
+use super::{Cloud, condition_of, etag, failed, read_error, stored, tells_nothing};
 use crate::store::Backend as _;
 use crate::store::Kind;
 use crate::store::large::{FileBody, PIECE, SMALL, Source, Whole};
@@ -94,14 +94,7 @@ impl Cloud {
         }
         let error = match sent {
             Ok(()) => match writer.close().await {
-                Ok(told) => match self.version(&told) {
-                    Some(version) => return Ok(Put::Stored(version)),
-                    // It is there, but in which version? Whoever asks finds our bytes.
-                    None => {
-                        let error = Error::unavailable("the store does not tell the new version");
-                        return Ok(Put::Unknown(Unknown::NoAnswer(error.at(key))));
-                    }
-                },
+                Ok(told) => return Ok(stored(self.version(&told), key)),
                 Err(error) => error,
             },
             Err(error) => error,

@@ -2,9 +2,9 @@
 //!
 //! OpenDAL builds and signs the requests and reads the answers' XML. It is used below its operator,
 //! whose path normalisation would change keys, and without its retries, which would turn our own
-//! success into "already exists". Added here: the store's clock, request counting, timeouts, a
-//! limit on connections, and outcomes decided by error codes (`answer`). Single objects on S3 go
-//! without it (`s3`).
+//! success into "already exists". Added here: the store's clock, request counting, timeouts, limits on
+//! connections and requests, and outcomes decided by error codes (`answer`). On S3 requests are signed
+//! here, and those for single objects go without OpenDAL altogether (`s3`).
 
 mod answer;
 mod connect;
@@ -29,7 +29,7 @@ use opendal::{Buffer, BytesRange, Executor, HttpTransporter, Metadata, Operation
 
 use self::answer::{Answer, Condition};
 pub use self::services::CloudOptions;
-use self::transport::{Answered, Observed, Transport};
+use self::transport::{Answered, Observed, Transport, Urgency};
 use super::backend::{Backend, Kind, Lister, Reading};
 use super::large::{FileBody, Source};
 use super::meter::Meter;
@@ -54,6 +54,9 @@ pub struct Cloud {
     /// The way without OpenDAL, where there is one.
     #[cfg(feature = "s3")]
     objects: Option<Arc<s3::Objects>>,
+    /// What signs requests, where OpenDAL does not.
+    #[cfg(feature = "s3")]
+    keys: Option<Arc<s3::Keys>>,
 }
 
 impl Cloud {
@@ -77,8 +80,13 @@ impl Cloud {
         let meter = Arc::new(Meter::default());
         let transport = Arc::new(Transport::new(settings, meter.clone(), env.clone()));
         #[cfg(feature = "s3")]
+        let keys = match kind == Kind::S3 && !options.anonymous && !s3::is_express(bucket) {
+            true => Some(Arc::new(s3::Keys::new(&transport, options, options.signing_region()?))),
+            false => None,
+        };
+        #[cfg(feature = "s3")]
         let objects = match kind {
-            Kind::S3 => s3::Objects::new(&transport, bucket, prefix, options).map(Arc::new),
+            Kind::S3 => s3::Objects::new(&transport, bucket, prefix, options, keys.clone()),
             _ => None,
         };
         let scheme = match kind {
@@ -105,22 +113,28 @@ impl Cloud {
             bucket: bucket.to_owned(),
             options: options.clone(),
             #[cfg(feature = "s3")]
-            objects,
+            objects: objects.map(Arc::new),
+            #[cfg(feature = "s3")]
+            keys,
         })
     }
 
     /// A context in which the answer to an operation is noted.
     fn operation(&self) -> (OperationContext, Arc<Mutex<Answered>>) {
-        self.operation_at(None)
+        let answered = Arc::new(Mutex::new(Answered::default()));
+        (self.context(self.observed(&answered)), answered)
     }
 
-    /// The same, and writes apply to this generation of the object only.
-    fn operation_at(&self, generation: Option<String>) -> (OperationContext, Arc<Mutex<Answered>>) {
-        let answered = Arc::new(Mutex::new(Answered::default()));
-        let observed =
-            Observed { transport: self.transport.clone(), answered: answered.clone(), generation };
-        let transport = HttpTransporter::new(observed);
-        (OperationContext::from_parts(transport, self.executor.clone()), answered)
+    fn observed(&self, answered: &Arc<Mutex<Answered>>) -> Observed {
+        Observed {
+            #[cfg(feature = "s3")]
+            keys: self.keys.clone(),
+            ..Observed::new(&self.transport, answered)
+        }
+    }
+
+    fn context(&self, observed: Observed) -> OperationContext {
+        OperationContext::from_parts(HttpTransporter::new(observed), self.executor.clone())
     }
 
     /// What was read, and what was told of it.
@@ -166,22 +180,37 @@ impl Cloud {
         text.map(|text| Version::new(text.trim_matches('"')))
     }
 
-    fn require_version(&self, meta: &Metadata, key: &Key) -> Result<Version> {
-        self.version(meta).ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "the store does not tell the object's version")
-                .at(key)
-        })
-    }
-
     fn meta(&self, meta: &Metadata, size: u64, date: Option<StoreTime>, key: &Key) -> Result<Meta> {
-        let modified = modified(meta).ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "the store does not tell when it was written")
-                .at(key)
-        })?;
-        // Without a Date there is no store clock; the doctor says so. An age of zero is the
-        // safe side: nothing looks stale.
-        let now = date.unwrap_or(modified);
-        Ok(Meta { version: self.require_version(meta, key)?, modified, now, size })
+        meta_of(self.version(meta), modified(meta), size, date, key)
+    }
+}
+
+/// What an answer tells of an object.
+fn meta_of(
+    version: Option<Version>,
+    modified: Option<StoreTime>,
+    size: u64,
+    date: Option<StoreTime>,
+    key: &Key,
+) -> Result<Meta> {
+    let untold = |what: &str| Error::new(ErrorKind::Unsupported, what).at(key);
+    let modified = modified.ok_or_else(|| untold("the store does not tell when it was written"))?;
+    let version = version.ok_or_else(|| untold("the store does not tell the object's version"))?;
+    // Without a Date there is no store clock; the doctor says so. An age of zero is the safe side:
+    // nothing looks stale.
+    let now = date.unwrap_or(modified);
+    Ok(Meta { version, modified, now, size })
+}
+
+/// What a write came to that was carried out. In which version? Whoever asks finds our bytes, or why
+/// nobody can be told.
+fn stored(version: Option<Version>, key: &Key) -> Put {
+    match version {
+        Some(version) => Put::Stored(version),
+        None => {
+            let error = Error::unavailable("the store does not tell the new version");
+            Put::Unknown(Unknown::NoAnswer(error.at(key)))
+        }
     }
 }
 
@@ -218,28 +247,32 @@ fn modified(meta: &Metadata) -> Option<StoreTime> {
 /// What a failed operation means, from what the transport saw. OpenDAL's own view of it is only
 /// used where no answer was seen at all: it failed before sending, over credentials for example.
 fn failed(answered: &Mutex<Answered>, error: &opendal::Error, condition: Condition) -> Answer {
-    let answered = answered.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut answered = answered.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(error) = answered.unsent.take() {
+        return Answer::Failed(error);
+    }
     let seen = &answered.seen;
     if seen.status == 0 && seen.failure.is_empty() {
-        // Credentials could not be fetched just now: that is not the same as having none.
-        if let Some(failure) = &answered.side_failure {
-            return Answer::Failed(Error::unavailable(format!("no credentials: {failure}")));
-        }
         let kind = match error.kind() {
             opendal::ErrorKind::ConfigInvalid => ErrorKind::Invalid,
             opendal::ErrorKind::PermissionDenied => ErrorKind::Denied,
             opendal::ErrorKind::Unsupported => ErrorKind::Unsupported,
             _ => ErrorKind::Denied,
         };
-        return Answer::Failed(Error::new(
-            kind,
-            format!(
-                "the request could not be sent (are there credentials?): {}",
-                first_line(error)
-            ),
-        ));
+        return Answer::Failed(unsent(&answered, kind, &first_line(error)));
     }
     seen.answer(condition)
+}
+
+/// Why nothing was sent. That credentials could not be fetched just now is not the same as having none.
+fn unsent(answered: &Answered, kind: ErrorKind, why: &str) -> Error {
+    match &answered.side_failure {
+        Some(failure) => Error::unavailable(format!("no credentials: {failure}")),
+        None => {
+            let what = "the request could not be sent (are there credentials?)";
+            Error::new(kind, format!("{what}: {why}"))
+        }
+    }
 }
 
 fn first_line(error: &opendal::Error) -> String {
@@ -345,7 +378,7 @@ impl Cloud {
         }
     }
 
-    async fn dal_put(&self, key: &Key, body: Bytes, when: &When) -> Result<Put> {
+    async fn dal_put(&self, key: &Key, body: Bytes, when: &When, urgency: Urgency) -> Result<Put> {
         let mut write = options::WriteOptions::default();
         // For Google, OpenDAL makes a conditional write an upload in several requests. The plain
         // one takes the condition just as well, in its query.
@@ -359,7 +392,8 @@ impl Cloud {
             When::Absent => write.if_not_exists = true,
             When::Matches(version) => write.if_match = Some(etag(version)),
         }
-        let (context, answered) = self.operation_at(generation);
+        let answered = Arc::new(Mutex::new(Answered::default()));
+        let context = self.context(Observed { generation, urgency, ..self.observed(&answered) });
         let written = async {
             let capability = self.service.capability_dyn();
             let (write, _) = OpWrite::from_options(&capability, write)?;
@@ -370,7 +404,7 @@ impl Cloud {
             writer.close().await
         };
         match written.await {
-            Ok(meta) => Ok(Put::Stored(self.require_version(&meta, key)?)),
+            Ok(meta) => Ok(stored(self.version(&meta), key)),
             Err(error) => not_stored(failed(&answered, &error, condition_of(when)), key),
         }
     }
@@ -444,13 +478,24 @@ impl Backend for Cloud {
         Box::pin(self.dal_head(key)).await
     }
 
-    async fn put(&self, key: &Key, body: Bytes, when: &When, _: Durability) -> Result<Put> {
+    async fn put(
+        &self,
+        key: &Key,
+        body: Bytes,
+        when: &When,
+        durability: Durability,
+    ) -> Result<Put> {
         self.check(key)?;
+        // What need not outlive a power loss is what is written again and again: renewals of leases.
+        let urgency = match durability {
+            Durability::Volatile => Urgency::First,
+            Durability::Durable | Durability::Ordered => Urgency::InLine,
+        };
         #[cfg(feature = "s3")]
         if let Some(objects) = &self.objects {
-            return objects.put(key, body, when).await;
+            return objects.put(key, body, when, urgency).await;
         }
-        Box::pin(self.dal_put(key, body, when)).await
+        Box::pin(self.dal_put(key, body, when, urgency)).await
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
@@ -528,8 +573,7 @@ impl Backend for Cloud {
         #[cfg(feature = "s3")]
         if self.kind == Kind::S3 {
             let (context, _) = self.operation();
-            let transport = context.http_transport();
-            return rules::warnings(transport, &self.bucket, &self.options).await;
+            return rules::warnings(context.http_transport(), &self.bucket, &self.options).await;
         }
         Vec::new()
     }
