@@ -53,7 +53,6 @@ fn is_expired(code: &str) -> bool {
 
 impl Seen {
     /// Whether credentials that are fetched anew could be better.
-    #[cfg(feature = "s3")]
     pub fn refuses_credentials(&self) -> bool {
         let code = self.code.as_str();
         // To a HEAD these are as good as any reason. Others are a key of the reader's own that encrypts

@@ -23,12 +23,13 @@ use leasehold_protocol::time::StoreTime;
 
 use self::keys::Headers;
 pub use self::keys::{Keys, Signing, credentials};
+use super::CloudOptions;
 use super::answer::{Answer, Condition, Seen};
 use super::connect::{Target, host_of};
-use super::transport::{Reply, Transport, Urgency, header};
-use super::{
-    CloudOptions, condition_of, etag, meta_of, not_deleted, not_got, not_stored, read_error, stored,
+use super::outcome::{
+    condition_of, etag, meta_of, not_deleted, not_got, not_stored, read_error, stored,
 };
+use super::transport::{Reply, Transport, Urgency, header};
 use crate::store::meter::Class;
 use crate::store::types::{Delete, Get, Meta, Object, Put};
 use crate::{Error, Result};
@@ -174,7 +175,7 @@ impl Objects {
             if let (Some(keys), Some(signing)) = (&self.keys, signing)
                 && seen.refuses_credentials()
                 && !refused
-                && Box::pin(keys.has_other(&signing.credential)).await
+                && Box::pin(keys.has_other(&signing.credential)).await?
             {
                 refused = true;
                 self.transport.note_retry();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use opendal::raw::Servicer;
 use serde::{Deserialize, Serialize};
 
-use super::first_line;
+use super::outcome::first_line;
 #[cfg(feature = "s3")]
 use super::s3::{credentials, is_express};
 use crate::store::Kind;

@@ -24,7 +24,7 @@ use super::s3::{Keys, Signing};
 use crate::env::{BootTime, Env};
 use crate::store::backend::Reading;
 use crate::store::meter::{Class, Meter};
-use crate::{Error, StoreSettings};
+use crate::{Error, Result, StoreSettings};
 
 /// Shared by all requests to a bucket.
 #[derive(Debug)]
@@ -180,24 +180,19 @@ impl Transport {
         let host = host_of(&parts.uri).and_then(|host| host.try_into().ok()).ok_or_else(bad)?;
         parts.headers.insert(http::header::HOST, host);
         let seen = &*observed.answered;
-        #[cfg(feature = "s3")]
+        let unsent = |error| {
+            note(seen, class, |answered| answered.unsent = Some(error));
+            no_answer()
+        };
         let mut refused = false;
         let (mut reply, explained) = loop {
             let admitted = self.admit(class, observed.urgency).await;
-            #[cfg(feature = "s3")]
-            let (parts, signing) = match observed.signed(parts.clone(), class).await {
-                Ok(signed) => signed,
-                Err(error) => {
-                    note(seen, class, |answered| answered.unsent = Some(error));
-                    return Err(no_answer());
-                }
-            };
-            #[cfg(not(feature = "s3"))]
-            let parts = parts.clone();
+            let mut sent = parts.clone();
+            let signed = observed.sign(&mut sent, class).await.map_err(unsent)?;
             let mut request = http::Request::new(Full::new(body.clone()));
-            *request.method_mut() = parts.method;
-            *request.headers_mut() = parts.headers;
-            if let Some(path) = parts.uri.path_and_query() {
+            *request.method_mut() = sent.method;
+            *request.headers_mut() = sent.headers;
+            if let Some(path) = sent.uri.path_and_query() {
                 *request.uri_mut() = http::Uri::from(path.clone());
             }
             let mut reply = match self.exchange(admitted, &to, request).await {
@@ -216,17 +211,15 @@ impl Transport {
                 break (reply, None);
             }
             let text = reply.explain().await;
-            #[cfg(feature = "s3")]
-            if let (Some(keys), Some(signing)) = (&observed.keys, signing)
+            // As in `s3`: nothing was carried out.
+            if let Some(signed) = signed
                 && reply.seen.refuses_credentials()
                 && !refused
+                && observed.has_other(&signed).await.map_err(unsent)?
             {
-                // As in `s3`: nothing was carried out.
-                if keys.has_other(&signing.credential).await {
-                    refused = true;
-                    self.note_retry();
-                    continue;
-                }
+                refused = true;
+                self.note_retry();
+                continue;
             }
             break (reply, Some(text));
         };
@@ -354,6 +347,12 @@ pub struct Answered {
     pub unsent: Option<Error>,
 }
 
+/// What a request was signed with.
+#[cfg(feature = "s3")]
+type Signed = Arc<Signing>;
+#[cfg(not(feature = "s3"))]
+type Signed = std::convert::Infallible;
+
 /// One operation's own view of the transport: what came back for it is noted here.
 pub struct Observed {
     pub transport: Arc<Transport>,
@@ -379,19 +378,24 @@ impl Observed {
         }
     }
 
-    #[cfg(feature = "s3")]
-    async fn signed(
-        &self,
-        mut parts: Parts,
-        class: Class,
-    ) -> crate::Result<(Parts, Option<Arc<Signing>>)> {
-        match &self.keys {
-            Some(keys) if class != Class::Other => {
-                let signing = keys.sign(&mut parts).await?;
-                Ok((parts, Some(signing)))
-            }
-            _ => Ok((parts, None)),
+    /// Signs a request, if OpenDAL has not done so. Returns what it was signed with.
+    async fn sign(&self, request: &mut Parts, class: Class) -> Result<Option<Signed>> {
+        #[cfg(feature = "s3")]
+        if let Some(keys) = self.keys.as_ref().filter(|_| class != Class::Other) {
+            return keys.sign(request).await.map(Some);
         }
+        let _ = (request, class);
+        Ok(None)
+    }
+
+    /// Whether there is something else to sign with than this, which was refused.
+    async fn has_other(&self, refused: &Signed) -> Result<bool> {
+        #[cfg(feature = "s3")]
+        if let Some(keys) = &self.keys {
+            return keys.has_other(&refused.credential).await;
+        }
+        let _ = refused;
+        Ok(false)
     }
 }
 

@@ -16,8 +16,9 @@ use reqsign_core::{
     SigningCredential as _,
 };
 
+use super::super::CloudOptions;
+use super::super::outcome::unsent;
 use super::super::transport::{Answered, Observed, Transport};
-use super::super::{CloudOptions, unsent};
 use super::unsendable;
 use crate::{Error, ErrorKind, Result};
 
@@ -181,9 +182,9 @@ impl Keys {
 
     /// Whether there is another credential than this one, which the store refuses, whatever it says of
     /// itself: it may have been exchanged, or revoked, or the clock is wrong.
-    pub async fn has_other(&self, refused: &Credential) -> bool {
+    pub async fn has_other(&self, refused: &Credential) -> Result<bool> {
         self.forget(refused);
-        self.signing().await.is_ok_and(|other| !is_same(&other.credential, refused))
+        Ok(!is_same(&self.signing().await?.credential, refused))
     }
 
     pub(super) fn forget(&self, refused: &Credential) {
