@@ -170,12 +170,14 @@ enum Provided {
     Failure,
     /// They do not answer.
     Silence,
+    /// They ask this server, and have none whatever it says.
+    Asked(String),
 }
 
 impl ProvideCredential for Given {
     type Credential = Credential;
 
-    async fn provide_credential(&self, _: &Context) -> reqsign_core::Result<Option<Credential>> {
+    async fn provide_credential(&self, at: &Context) -> reqsign_core::Result<Option<Credential>> {
         let next = self.0.lock().unwrap().pop_front();
         // Others get to run meanwhile.
         tokio::task::yield_now().await;
@@ -183,6 +185,10 @@ impl ProvideCredential for Given {
             Some(Provided::One(credential)) => Ok(Some(credential)),
             Some(Provided::Failure) => Err(reqsign_core::Error::unexpected("by the test")),
             Some(Provided::Silence) => std::future::pending().await,
+            Some(Provided::Asked(url)) => {
+                let request = Request::get(url).body(Bytes::new()).unwrap();
+                at.http_send(request).await.map(|_| None)
+            }
             None => Ok(None),
         }
     }
@@ -388,6 +394,24 @@ async fn credentials_that_were_not_exchanged_are_not_tried_again() {
         assert!(error.to_string().contains("are there credentials?"), "{error}");
     }
     assert_eq!(server.requests().len(), before);
+}
+
+/// Those who give out credentials may be busy. That is not the same as to have none.
+#[tokio::test]
+async fn credentials_that_cannot_be_had_just_now_are_waited_for() {
+    for (status, code, kind) in [
+        (400, "Throttling", ErrorKind::Unavailable),
+        (503, "", ErrorKind::Unavailable),
+        (403, "AccessDenied", ErrorKind::Denied),
+    ] {
+        let server = TinyS3::start(move |_| Spoil::Instead(status, code));
+        let given = Given::default();
+        let keys = keys_from(&given, &transport());
+        given.push(Provided::Asked(server.endpoint()));
+        let error = keys.signing().await.map(drop).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert_eq!(server.requests().len(), 1);
+    }
 }
 
 /// An answer to an earlier request says nothing of those that came since.
