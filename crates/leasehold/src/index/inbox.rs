@@ -208,11 +208,11 @@ impl Index {
             while rest.len() > 0 && reads.len() < WINDOW {
                 // Each waits for one at most, and goes on with what it has: so they get about the same.
                 let reading = self.0.reading.clone();
-                let leave = match reads.is_empty() {
-                    true => reading.acquire_owned().await.ok(),
-                    false => reading.try_acquire_owned().ok(),
+                let leave = match reading.clone().try_acquire_owned() {
+                    Ok(leave) => Some(leave),
+                    Err(_) if reads.is_empty() => reading.acquire_owned().await.ok(),
+                    Err(_) => break,
                 };
-                let Some(leave) = leave else { break };
                 let Some(key) = rest.next() else { break };
                 let (index, key) = (self.clone(), key.clone());
                 reads.spawn(async move {
