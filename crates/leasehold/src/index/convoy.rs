@@ -129,12 +129,17 @@ mod tests {
     use super::*;
 
     fn depart(place: Place) -> tokio::task::JoinHandle<Place> {
+        depart_with(place, 1)
+    }
+
+    fn depart_with(place: Place, bytes: u64) -> tokio::task::JoinHandle<Place> {
         tokio::spawn(async move {
-            place.depart(1, &Env::system()).await;
+            place.depart(bytes, &Env::system()).await;
             place
         })
     }
 
+    /// Much less than anybody's patience: whoever is on the way by then did not wait for that to end.
     async fn settle() {
         for _ in 0..100 {
             tokio::task::yield_now().await;
@@ -157,7 +162,9 @@ mod tests {
     #[tokio::test]
     async fn the_last_waits_for_nobody() {
         let convoy = Arc::new(Convoy::default());
-        depart(convoy.join(32)).await.unwrap();
+        let alone = depart(convoy.join(32));
+        settle().await;
+        assert!(alone.is_finished());
         // Nor for those that gave up, or wait for what it holds.
         let (one, two, three) = (convoy.join(32), convoy.join(32), convoy.join(32));
         let one = depart(one);
@@ -186,7 +193,9 @@ mod tests {
     async fn much_to_write_leaves_at_once() {
         let convoy = Arc::new(Convoy::default());
         let (large, other) = (convoy.join(32), convoy.join(32));
-        large.depart(LOAD, &Env::system()).await;
+        let large = depart_with(large, LOAD);
+        settle().await;
+        assert!(large.is_finished());
         assert_eq!(convoy.state().coming, 1);
         drop(other);
     }

@@ -14,7 +14,8 @@ use crate::store::large::{SMALL, Stamp};
 use crate::store::{Detail, Kind, List, Object, PAGE};
 use crate::{Key, Result, StoreTime};
 
-/// How many inbox objects of a bucket are read at a time.
+/// How many inbox objects of a bucket are read at a time, by all who read an index: where requests keep a
+/// pace, everything else waits behind these.
 pub(super) const WINDOW: usize = 24;
 
 /// How many names of a shard's inbox are kept.
@@ -204,11 +205,21 @@ impl Index {
         let mut reads = tokio::task::JoinSet::new();
         let mut rest = keys.iter();
         loop {
-            while reads.len() < WINDOW
-                && let Some(key) = rest.next()
-            {
+            while rest.len() > 0 && reads.len() < WINDOW {
+                // Each waits for one at most, and goes on with what it has: so they get about the same.
+                let reading = self.0.reading.clone();
+                let leave = match reading.clone().try_acquire_owned() {
+                    Ok(leave) => Some(leave),
+                    Err(_) if reads.is_empty() => reading.acquire_owned().await.ok(),
+                    Err(_) => break,
+                };
+                let Some(key) = rest.next() else { break };
                 let (index, key) = (self.clone(), key.clone());
-                reads.spawn(async move { (Small::read(&index, &key).await, key) });
+                reads.spawn(async move {
+                    let read = Small::read(&index, &key).await;
+                    drop(leave);
+                    (read, key)
+                });
             }
             let Some(read) = reads.join_next().await else { return Ok(large) };
             let (read, key) = read.map_err(|error| {
@@ -294,5 +305,49 @@ impl FlatFiles {
             }
         }
         Ok(Some(flat))
+    }
+}
+
+#[cfg(all(test, feature = "s3"))]
+mod tests {
+    use std::time::Duration;
+
+    use leasehold_testkit::http::{Spoil, TinyS3};
+
+    use super::*;
+    use crate::index::{Field, NewIndex};
+    use crate::store::Connect;
+    use crate::store::cloud::CloudOptions;
+
+    /// Compactions of many shards do not put hundreds of reads in line, before what cannot wait.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn all_who_read_share_a_window() {
+        let server = TinyS3::start(|_| Spoil::Slowly(Duration::from_millis(5)));
+        let mut connect = Connect::new("s3://bucket".parse().unwrap());
+        connect.settings.connections = 3 * WINDOW;
+        let endpoint = Some(server.endpoint());
+        connect.cloud = CloudOptions { endpoint, anonymous: true, ..CloudOptions::default() };
+        let store = connect.open().unwrap();
+        let new = NewIndex::with_fields(vec![Field::parse("name").unwrap()]).unwrap();
+        let index = Index::create(&store, "i", new).await.unwrap();
+        let reads = (0..8).map(|shard| {
+            let index = index.clone();
+            tokio::spawn(async move {
+                let key = |n| Key::new(format!("indexes/i/inbox/{shard:02x}/{n}.usv")).unwrap();
+                let keys: Vec<Key> = (0..2 * WINDOW).map(key).collect();
+                let mut gone = 0;
+                let large = index.read_objects(&keys, |_, object| {
+                    gone += usize::from(object.is_none());
+                    Ok(())
+                });
+                assert!(large.await.unwrap().is_empty());
+                assert_eq!(gone, keys.len());
+            })
+        });
+        for read in futures::future::join_all(reads).await {
+            read.unwrap();
+        }
+        let most = server.most_requests();
+        assert!(most > 4 && most <= WINDOW, "{most} at once");
     }
 }

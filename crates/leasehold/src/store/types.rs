@@ -108,7 +108,8 @@ impl Unknown {
     }
 }
 
-/// What a power loss may do to a write. Buckets make everything durable.
+/// What a power loss may do to a write. Buckets make everything durable; where requests have to wait, they
+/// are sent `Volatile` ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
     /// On disk before success is reported. Concurrent durable writes share their flushes.
