@@ -159,6 +159,11 @@ impl Tenure {
         self.core.held().lease.clone()
     }
 
+    /// The version of the record as it was last written or read.
+    pub(crate) fn version(&self) -> Version {
+        self.core.held().version.clone()
+    }
+
     /// Notes which process works under the lease, at once: whoever looks must not take it over
     /// while that lives.
     pub async fn set_child(&self, child: Option<Process>) -> Result<()> {

@@ -272,6 +272,16 @@ impl Held {
         self.tenure.check().is_err()
     }
 
+    /// For how long the claim can be trusted from now on, if it is not renewed.
+    pub fn trusted_for(&self) -> Duration {
+        self.tenure.trusted_for()
+    }
+
+    /// The version of its lease, as we last wrote it.
+    pub fn lease_version(&self) -> Version {
+        self.tenure.version()
+    }
+
     fn worker(&self) -> String {
         self.tenure.lease().holder
     }
