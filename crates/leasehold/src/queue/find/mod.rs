@@ -388,7 +388,8 @@ impl Finder {
     /// Somewhere between the oldest task and the newest, where there is more than one page.
     fn entry_point(&mut self, prefix: &str) -> Option<String> {
         let oldest = self.depth.oldest?;
-        if std::mem::take(&mut self.depth.from_start) {
+        // Only several keep apart: whoever is alone finds whole pages from the start.
+        if std::mem::take(&mut self.depth.from_start) || self.board.alone() == Some(true) {
             return None;
         }
         let random = self.queue.store().env().random();
@@ -461,6 +462,11 @@ impl Finder {
         let mut made = 0;
         for shown in units.iter().filter(|shown| shown.work) {
             let Some(lease) = &shown.lease else { continue };
+            // A claim of ours that is under way, and has landed.
+            if self.board.is_ours(&shown.unit) {
+                outlook.sooner(SOON);
+                continue;
+            }
             if let Some(left) = self.board.left_alone(&shown.unit, lease) {
                 outlook.sooner(left);
                 continue;
