@@ -226,7 +226,8 @@ impl Tenure {
         }
         let token = floor.saturating_add(1);
         self.core.desk.0.store.backend().reserve(token).await?;
-        self.core.rewrite(|lease| lease.token = Some(token)).await
+        // Boxed: rare, and every acquisition would carry it along.
+        Box::pin(self.core.rewrite(|lease| lease.token = Some(token))).await
     }
 }
 
@@ -512,7 +513,8 @@ impl Core {
                 return Ok(true);
             }
             let held = self.held().lease.clone();
-            match self.read_again(&held).await {
+            // Boxed: as a rule it is as we left it.
+            match Box::pin(self.read_again(&held)).await {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::Lost => return Ok(false),
                 Err(error) => return Err(error),

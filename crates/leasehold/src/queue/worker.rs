@@ -177,7 +177,7 @@ impl Worker {
                     Ok(task) => {
                         // Drained meanwhile: it goes back.
                         if self.drain.is_cancelled() {
-                            task.give_back().await?;
+                            Box::pin(task.give_back()).await?;
                             return Ok(None);
                         }
                         return Ok(Some(task));
@@ -252,7 +252,7 @@ impl Worker {
         self.look_after(source).await;
         if self.until_switched && queue.settings().mode != source.mode {
             self.switched.store(true, SeqCst);
-            self.drain().await?;
+            Box::pin(self.drain()).await?;
             return Ok(Err(Outlook { busy: true, due: None }));
         }
         if queue.settings().paused {
@@ -354,9 +354,10 @@ impl Worker {
                 true => queue.claim_free(&unit, &self.settings.name).await,
                 false => Ok(Tried::Taken),
             },
-            Candidate::Leased(unit, desk) => queue.claim_leased(&unit, &desk).await,
+            // Boxed: most are free, and their claims would carry these along.
+            Candidate::Leased(unit, desk) => Box::pin(queue.claim_leased(&unit, &desk)).await,
             Candidate::Orphan(unit, desk) => {
-                queue.sweep_lease(&unit, &desk).await?;
+                Box::pin(queue.sweep_lease(&unit, &desk)).await?;
                 Ok(Tried::Over)
             }
         }
@@ -377,11 +378,11 @@ impl Worker {
             }
             (refresh, sweep)
         };
-        // What fails now is done another time.
-        if refresh && let Err(error) = source.queue.refresh().await {
+        // What fails now is done another time. Boxed: every claim would carry it along.
+        if refresh && let Err(error) = Box::pin(source.queue.refresh()).await {
             tracing::warn!(%error, "the settings of the queue could not be read");
         }
-        if sweep && let Err(error) = source.queue.sweep_a_little().await {
+        if sweep && let Err(error) = Box::pin(source.queue.sweep_a_little()).await {
             tracing::debug!(%error, "sweeping failed");
         }
     }
@@ -429,7 +430,7 @@ impl Source {
         if self.dry.swap(dry, SeqCst) == dry {
             return;
         }
-        if let Err(error) = outbox.dry(dry).await {
+        if let Err(error) = Box::pin(outbox.dry(dry)).await {
             tracing::debug!(%error, "not noted that there is nothing to do");
         }
     }
