@@ -11,17 +11,21 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
+/// A ttl so long that no heartbeat falls into the test.
+fn calm() -> QueueSettings {
+    QueueSettings {
+        ttl: Duration::from_secs(600),
+        heartbeat: Duration::from_secs(200),
+        ..QueueSettings::default()
+    }
+}
+
 /// A queue behind a gate, in memory and in a directory.
 async fn gated() -> Vec<(Place, Arc<Gated>, Queue)> {
     let mut all = Vec::new();
     for place in [memory(), directory()] {
         let gate = Arc::new(Gated::new(place.store.backend().clone()));
-        let settings = QueueSettings {
-            ttl: Duration::from_secs(600),
-            heartbeat: Duration::from_secs(200),
-            ..QueueSettings::default()
-        };
-        let queue = Queue::create(&over(gate.clone()), "q", settings).await.unwrap();
+        let queue = Queue::create(&over(gate.clone()), "q", calm()).await.unwrap();
         all.push((place, gate, queue));
     }
     all
@@ -102,15 +106,20 @@ async fn a_claim_that_was_given_up_is_made_by_another_caller() {
     }
 }
 
-/// What 16 callers of one worker request to do all that there is.
-async fn drain_by_sixteen(queue: &Queue, tasks: usize) -> Usage {
+/// What 16 callers request to do all that there is, as those of so many workers.
+async fn drain_by_sixteen(queue: &Queue, tasks: usize, workers: usize) -> Usage {
     queue.push_many((0..tasks).map(|n| NewTask::text(&n.to_string()))).await.unwrap();
     let before = queue.store().usage();
-    let settings = WorkerSettings { until_empty: true, ..WorkerSettings::named("w") };
-    let worker = Arc::new(Worker::new(vec![queue.clone()], settings));
+    let mut all = Vec::new();
+    for n in 0..workers {
+        let settings =
+            WorkerSettings { until_empty: true, ..WorkerSettings::named(format!("w{n}")) };
+        let queue = Queue::open(queue.store(), queue.name()).await.unwrap().unwrap();
+        all.push(Arc::new(Worker::new(vec![queue], settings)));
+    }
     let mut callers = tokio::task::JoinSet::new();
-    for _ in 0..16 {
-        let worker = worker.clone();
+    for n in 0..16 {
+        let worker = all[n % workers].clone();
         callers.spawn(async move {
             let mut done = 0;
             while let Some(task) = worker.next().await.unwrap() {
@@ -130,21 +139,29 @@ async fn drain_by_sixteen(queue: &Queue, tasks: usize) -> Usage {
 /// another caller, or looks into a lease that another caller holds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn sixteen_callers_cost_what_one_does() {
-    let calm = QueueSettings {
-        ttl: Duration::from_secs(600),
-        heartbeat: Duration::from_secs(200),
-        ..QueueSettings::default()
-    };
     for (place, tasks, lists) in
         [(memory(), 480, 4), (memory(), 2500, 6), (on_s3("ministack", "sixteen"), 480, 6)]
     {
-        let queue = Queue::create(&place.store, "q", calm.clone()).await.unwrap();
-        let used = drain_by_sixteen(&queue, tasks).await;
+        let queue = Queue::create(&place.store, "q", calm()).await.unwrap();
+        let used = drain_by_sixteen(&queue, tasks, 1).await;
         let n = tasks as u64;
         assert_eq!((used.put, used.head, used.delete), (2 * n, 0, 2 * n), "{used:?}");
-        // And the queue's settings, every half a minute.
+        // And the queue's settings, at first and every half a minute.
         assert!((n..=n + 5).contains(&used.get), "{used:?}");
         assert!(used.list <= lists, "{}: {used:?}", place.name);
         println!("{} {tasks}: {used:?}", place.name);
     }
+}
+
+/// Four workers that know nothing of each other find out, and then keep apart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn four_workers_of_four_callers_keep_apart() {
+    let place = memory();
+    let queue = Queue::create(&place.store, "q", calm()).await.unwrap();
+    let tasks = 1000;
+    let used = drain_by_sixteen(&queue, tasks, 4).await;
+    println!("{used:?}");
+    let n = tasks as u64;
+    let refused = used.put - 2 * n;
+    assert!((refused + used.list) * 10 <= n, "{used:?}");
 }
