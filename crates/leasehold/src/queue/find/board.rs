@@ -19,6 +19,9 @@ use crate::store::{Entry, Kind};
 
 /// How many vain tries, one after the other, before a list is given up.
 const VAIN: u32 = 12;
+/// After how many claims, one after the other, what comes next is claimed without a look first: by then
+/// we are on ground that nobody else works on.
+const STREAK: u32 = 4;
 /// How many leases are remembered.
 const LOOKED: usize = 20_000;
 
@@ -41,6 +44,8 @@ struct Notes {
     vain: u32,
     /// Whether there was any.
     disturbed: bool,
+    /// Claims since the last vain try.
+    streak: u32,
     /// Whether anything came of the last list.
     fruitful: bool,
     /// What we are trying to get, or got: a list that was made before we had it shows it as free,
@@ -96,7 +101,9 @@ impl Board {
 
     fn attempt(self: &Arc<Self>, notes: &mut Notes) -> Option<Attempt> {
         let candidate = match notes.candidates.pop_front()? {
-            Candidate::Free(unit) if notes.alone == Some(false) => Candidate::Doubtful(unit),
+            Candidate::Free(unit) if notes.alone == Some(false) && notes.streak < STREAK => {
+                Candidate::Doubtful(unit)
+            }
             candidate => candidate,
         };
         let unit = candidate.unit().clone();
@@ -113,6 +120,7 @@ impl Board {
                     *ours = Ours::Taken;
                 }
                 notes.vain = 0;
+                notes.streak = notes.streak.saturating_add(1);
                 notes.fruitful = true;
                 match tried {
                     // Nobody needs to look into our own lease while it is as we wrote it.
@@ -134,6 +142,7 @@ impl Board {
             Tried::Taken | Tried::Over => {
                 (notes.alone, notes.disturbed) = (Some(false), true);
                 notes.vain += 1;
+                notes.streak = 0;
                 if notes.vain >= VAIN {
                     // The list is of no use any more.
                     notes.candidates.clear();
@@ -189,7 +198,7 @@ impl Board {
     pub(super) fn begin(&self) -> bool {
         let mut notes = self.notes();
         notes.candidates.clear();
-        notes.vain = 0;
+        (notes.vain, notes.streak) = (0, 0);
         // Whoever worked through a list undisturbed is alone, as far as it knows.
         let disturbed = std::mem::take(&mut notes.disturbed);
         // Where the last list was of no use, the same again is not either.
