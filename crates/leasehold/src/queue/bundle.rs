@@ -393,7 +393,14 @@ impl Queue {
     /// stopped on the way, for so long that others take the bundle over, see nothing of that, and do the
     /// task; woken up, it goes on. One LIST and one GET, for tasks that left bundles only.
     pub(crate) async fn is_done_in_bundle(&self, id: &str) -> Result<bool> {
-        let Some(('.', n)) = bundle_of(id) else { return Ok(false) };
+        match bundle_of(id) {
+            // Boxed: few are from a bundle, and every task would carry it along.
+            Some(('.', n)) => Box::pin(self.is_done_as(id, n)).await,
+            _ => Ok(false),
+        }
+    }
+
+    async fn is_done_as(&self, id: &str, n: u32) -> Result<bool> {
         let bundle = id.split('.').next().unwrap_or_default();
         let list = List::prefix(format!("{}{bundle}-", self.keys().completed()))?.limit(1);
         for entry in self.store().list(list).collect().await?.entries {

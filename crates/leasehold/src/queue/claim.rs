@@ -41,7 +41,9 @@ impl Queue {
         if mutant::is(Mutant::GhostClaim) {
             let there = self.store().get(&self.keys().part(unit, Part::Work)?).await?;
             return match self.desk(unit, worker)?.create(|_| {}).await? {
-                Some(tenure) => self.begin_with(unit, tenure, History::default(), there).await,
+                Some(tenure) => {
+                    Box::pin(self.begin_with(unit, tenure, History::default(), there)).await
+                }
                 None => Ok(Tried::Taken),
             };
         }
@@ -101,32 +103,22 @@ impl Queue {
         there: Option<Object>,
     ) -> Result<Tried> {
         let Some(object) = there else {
-            // Finished elsewhere: our claim came from an old listing (FIELD.md row 7).
-            tenure.remove().await?;
+            // Finished elsewhere: our claim came from an old listing (FIELD.md row 7). Boxed, as all
+            // that is rare here: every claim would carry its state along, from caller to caller.
+            Box::pin(tenure.remove()).await?;
             return Ok(Tried::Over);
         };
         // The answer may have taken longer than the claim lasts: by now somebody else may have done it.
         tenure.check()?;
-        let (version, mark) = (object.meta.version.clone(), object.meta.mark());
-        let task = match unit {
-            Unit::Task(id) => format::Task::parse(&object.body, id, &mark),
-            Unit::Bundle(id, _) => match format::Bundle::parse(&object.body, id) {
-                Ok(bundle) => {
-                    let origin = bundle.origin.as_deref();
-                    self.note_claim(unit, &bundle.incarnation, origin).await?;
-                    let history = history.about(&bundle.incarnation, bundle.pushed_at);
-                    return Run::begin(self, unit, bundle, version, tenure, history).await;
-                }
-                // Kept as a dead letter as a whole.
-                Err(error) => {
-                    let name = unit.name();
-                    let task = format::Task::parse(&object.body, &name, &mark);
-                    let held = Held::new(self, unit.clone(), task, version, tenure, history);
-                    held.give_up_because(&error.to_string()).await?;
-                    return Ok(Tried::Over);
-                }
-            },
+        let id = match unit {
+            Unit::Task(id) => id,
+            Unit::Bundle(id, _) => {
+                return Box::pin(self.begin_bundle(unit, id, tenure, history, object)).await;
+            }
         };
+        let mark = object.meta.mark();
+        let version = object.meta.version;
+        let task = format::Task::parse(&object.body, id, &mark);
         // Back after its receipt, which we have seen: a request was under way for long. In a replica nothing
         // is for long, and what the bucket has again is taken from it by whoever does it once more. A task of
         // another client has no other mark than its bytes: the next one may look the same.
@@ -138,8 +130,9 @@ impl Queue {
                 // Seen is not yet on disk: a power loss must not take the receipt, and leave the delete.
                 self.store().persist(&[self.keys().receipt(unit)?]).await?;
             }
-            self.delete_work(&self.keys().part(unit, Part::Work)?, &version).await?;
-            tenure.remove().await?;
+            let work = self.keys().part(unit, Part::Work)?;
+            Box::pin(self.delete_work(&work, &version)).await?;
+            Box::pin(tenure.remove()).await?;
             return Ok(Tried::Over);
         }
         self.note_claim(unit, &task.incarnation, task.origin.as_deref()).await?;
@@ -149,7 +142,35 @@ impl Queue {
         match may_run {
             true => Ok(Tried::Task(Box::new(held))),
             false => {
-                held.give_up().await?;
+                Box::pin(held.give_up()).await?;
+                Ok(Tried::Over)
+            }
+        }
+    }
+
+    async fn begin_bundle(
+        &self,
+        unit: &Unit,
+        id: &str,
+        tenure: Tenure,
+        history: History,
+        object: Object,
+    ) -> Result<Tried> {
+        let mark = object.meta.mark();
+        let version = object.meta.version;
+        match format::Bundle::parse(&object.body, id) {
+            Ok(bundle) => {
+                let origin = bundle.origin.as_deref();
+                self.note_claim(unit, &bundle.incarnation, origin).await?;
+                let history = history.about(&bundle.incarnation, bundle.pushed_at);
+                Run::begin(self, unit, bundle, version, tenure, history).await
+            }
+            // Kept as a dead letter as a whole.
+            Err(error) => {
+                let name = unit.name();
+                let task = format::Task::parse(&object.body, &name, &mark);
+                let held = Held::new(self, unit.clone(), task, version, tenure, history);
+                held.give_up_because(&error.to_string()).await?;
                 Ok(Tried::Over)
             }
         }
@@ -158,7 +179,7 @@ impl Queue {
     /// In a node's replica: the bucket is to learn that we have it.
     async fn note_claim(&self, unit: &Unit, incarnation: &str, origin: Option<&str>) -> Result<()> {
         match self.outbox() {
-            Some(outbox) => outbox.claimed(unit, incarnation, origin).await,
+            Some(outbox) => Box::pin(outbox.claimed(unit, incarnation, origin)).await,
             None => Ok(()),
         }
     }
@@ -171,7 +192,9 @@ impl Queue {
         origin: Option<&str>,
     ) -> Result<()> {
         match self.outbox() {
-            Some(outbox) => outbox.finishing(unit, incarnation, origin, self.durability()).await,
+            Some(outbox) => {
+                Box::pin(outbox.finishing(unit, incarnation, origin, self.durability())).await
+            }
             None => Ok(()),
         }
     }

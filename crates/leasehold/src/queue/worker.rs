@@ -2,17 +2,16 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_protocol::backoff::full_jitter;
 use leasehold_protocol::format::lease::Process;
-use leasehold_protocol::layout::queue::Unit;
 use tokio_util::sync::CancellationToken;
 
 use super::bundle::Run;
 use super::claim::Tried;
-use super::find::{Candidate, Finder, Outlook};
+use super::find::{Attempt, Board, Candidate, Finder, Outlook};
 use super::{Mode, Queue, Task};
 use crate::env::BootTime;
 use crate::store::{Kind, Watch};
@@ -58,6 +57,9 @@ pub struct Worker {
 #[derive(Debug)]
 struct Source {
     queue: Queue,
+    /// What to try next.
+    board: Arc<Board>,
+    /// Lists more of it. Held while that is done, and while a bundle is claimed.
     finder: tokio::sync::Mutex<Finder>,
     /// Tasks of bundles that are claimed and not handed out yet.
     bundles: Mutex<VecDeque<(Run, VecDeque<u32>)>>,
@@ -108,8 +110,10 @@ impl Worker {
                 let _ = queue.0.companion.set(companion.clone());
             }
             let now = queue.store().env().clock().boot();
+            let board = Arc::new(Board::new(queue.clone(), settings.name.clone()));
             Source {
-                finder: tokio::sync::Mutex::new(Finder::new(queue.clone(), settings.name.clone())),
+                finder: tokio::sync::Mutex::new(Finder::new(&board)),
+                board,
                 bundles: Mutex::default(),
                 checked: Mutex::new(Checked { settings: now, sweep: now }),
                 mode: queue.settings().mode,
@@ -173,7 +177,7 @@ impl Worker {
                     Ok(task) => {
                         // Drained meanwhile: it goes back.
                         if self.drain.is_cancelled() {
-                            task.give_back().await?;
+                            Box::pin(task.give_back()).await?;
                             return Ok(None);
                         }
                         return Ok(Some(task));
@@ -248,7 +252,7 @@ impl Worker {
         self.look_after(source).await;
         if self.until_switched && queue.settings().mode != source.mode {
             self.switched.store(true, SeqCst);
-            self.drain().await?;
+            Box::pin(self.drain()).await?;
             return Ok(Err(Outlook { busy: true, due: None }));
         }
         if queue.settings().paused {
@@ -265,26 +269,37 @@ impl Worker {
             if let Some(outlook) = source.resting() {
                 return Ok(Err(outlook));
             }
-            let mut finder = source.finder().await;
-            // Somebody else may have claimed a bundle while we waited, or found that there is
-            // nothing.
-            if let Some(task) = source.piece() {
-                return Ok(Ok(task));
-            }
-            if let Some(outlook) = source.resting() {
-                return Ok(Err(outlook));
-            }
-            let candidate = match finder.next() {
-                Some(candidate) => candidate,
+            // Kept until a bundle's tasks can be had.
+            let (attempt, _finder) = match source.board.next_single() {
+                Some(attempt) => (attempt, None),
                 None => {
-                    // Lists of which nothing comes, one after the other, are not the way.
-                    let outlook = match refills {
-                        2.. => Outlook { busy: true, due: Some(VAIN_LISTS) },
-                        _ => finder.refill().await?,
+                    let mut finder = source.finder.lock().await;
+                    // Somebody else may have claimed a bundle while we waited, or found that there
+                    // is nothing.
+                    if let Some(task) = source.piece() {
+                        return Ok(Ok(task));
+                    }
+                    if let Some(outlook) = source.resting() {
+                        return Ok(Err(outlook));
+                    }
+                    let (attempt, outlook) = match source.board.next() {
+                        Some(attempt) => (Some(attempt), Outlook::default()),
+                        // Lists of which nothing comes, one after the other, are not the way.
+                        None if refills >= 2 => {
+                            (None, Outlook { busy: true, due: Some(VAIN_LISTS) })
+                        }
+                        None => {
+                            refills += 1;
+                            // Boxed: as a rule there is something, and every claim would carry it
+                            // along.
+                            Box::pin(finder.refill()).await?
+                        }
                     };
-                    refills += 1;
-                    match finder.next() {
-                        Some(candidate) => candidate,
+                    match attempt {
+                        // Claims of several callers go on at the same time, but nobody needs two
+                        // bundles.
+                        Some(attempt) if attempt.candidate.is_bundle() => (attempt, Some(finder)),
+                        Some(attempt) => (attempt, None),
                         None => {
                             source.note_dry(true).await;
                             source.go_to_rest(outlook, |idle| self.pause(queue, idle, outlook));
@@ -293,20 +308,9 @@ impl Worker {
                     }
                 }
             };
-            // Claims of several callers go on at the same time, but nobody needs two bundles.
-            let keep = match candidate.is_bundle() {
-                true => Some(finder),
-                false => {
-                    drop(finder);
-                    None
-                }
-            };
-            let (unit, tried) = self.try_candidate(queue, candidate).await?;
-            let mut finder = match keep {
-                Some(finder) => finder,
-                None => source.finder().await,
-            };
-            finder.tried(&unit, &tried);
+            let Attempt { candidate, trying } = attempt;
+            let tried = self.try_candidate(queue, candidate).await?;
+            trying.came_to(&tried);
             match tried {
                 // Somebody else's by now: we were stopped, or waited for the others here.
                 Tried::Task(held) if held.is_lost() => {}
@@ -330,18 +334,16 @@ impl Worker {
         }
     }
 
-    async fn try_candidate(&self, queue: &Queue, candidate: Candidate) -> Result<(Unit, Tried)> {
-        let unit = candidate.unit().clone();
+    async fn try_candidate(&self, queue: &Queue, candidate: Candidate) -> Result<Tried> {
         match self.try_unit(queue, candidate).await {
-            Ok(tried) => Ok((unit, tried)),
             // A claim that was lost at once, by a pause of this process, is somebody else's.
-            Err(error) if error.kind() == ErrorKind::Lost => Ok((unit, Tried::Taken)),
+            Err(error) if error.kind() == ErrorKind::Lost => Ok(Tried::Taken),
             // One bad object must not keep everybody from the others.
             Err(error) if error.is_about_data() => {
                 tracing::warn!(%error, "a task cannot be claimed");
-                Ok((unit, Tried::Unreadable))
+                Ok(Tried::Unreadable)
             }
-            Err(error) => Err(error),
+            tried => tried,
         }
     }
 
@@ -352,9 +354,10 @@ impl Worker {
                 true => queue.claim_free(&unit, &self.settings.name).await,
                 false => Ok(Tried::Taken),
             },
-            Candidate::Leased(unit, desk) => queue.claim_leased(&unit, &desk).await,
+            // Boxed: most are free, and their claims would carry these along.
+            Candidate::Leased(unit, desk) => Box::pin(queue.claim_leased(&unit, &desk)).await,
             Candidate::Orphan(unit, desk) => {
-                queue.sweep_lease(&unit, &desk).await?;
+                Box::pin(queue.sweep_lease(&unit, &desk)).await?;
                 Ok(Tried::Over)
             }
         }
@@ -375,11 +378,11 @@ impl Worker {
             }
             (refresh, sweep)
         };
-        // What fails now is done another time.
-        if refresh && let Err(error) = source.queue.refresh().await {
+        // What fails now is done another time. Boxed: every claim would carry it along.
+        if refresh && let Err(error) = Box::pin(source.queue.refresh()).await {
             tracing::warn!(%error, "the settings of the queue could not be read");
         }
-        if sweep && let Err(error) = source.queue.sweep_a_little().await {
+        if sweep && let Err(error) = Box::pin(source.queue.sweep_a_little()).await {
             tracing::debug!(%error, "sweeping failed");
         }
     }
@@ -427,25 +430,13 @@ impl Source {
         if self.dry.swap(dry, SeqCst) == dry {
             return;
         }
-        if let Err(error) = outbox.dry(dry).await {
+        if let Err(error) = Box::pin(outbox.dry(dry)).await {
             tracing::debug!(%error, "not noted that there is nothing to do");
         }
     }
 
     fn bundles(&self) -> MutexGuard<'_, VecDeque<(Run, VecDeque<u32>)>> {
         self.bundles.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Others have it for less than a microsecond as a rule, and being woken takes ten: so it is
-    /// tried a few times first.
-    async fn finder(&self) -> tokio::sync::MutexGuard<'_, Finder> {
-        for _ in 0..50 {
-            if let Ok(finder) = self.finder.try_lock() {
-                return finder;
-            }
-            std::hint::spin_loop();
-        }
-        self.finder.lock().await
     }
 
     fn checked(&self) -> MutexGuard<'_, Checked> {
