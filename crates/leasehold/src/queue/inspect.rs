@@ -296,12 +296,18 @@ impl Queue {
     }
 
     /// Pushes a dead letter's task again, as new: its failures are forgotten. `false` if there is
-    /// no such dead letter.
+    /// no such dead letter. An error if it is of a whole bundle, which is no task.
     pub async fn retry(&self, id: &str) -> Result<bool> {
         self.not_in_a_replica()?;
         let store = self.store();
         let letter_key = self.keys().dead_letter(id)?;
         let Some(object) = store.get(&letter_key).await? else { return Ok(false) };
+        if let Some(('-', _)) = push::bundle_of(id) {
+            // Its bytes would be run as one task, and its name counted as all of its tasks.
+            let message = "a whole bundle that could not be read: its bytes are in the letter's \
+                           payload; push its tasks anew, then remove the letter";
+            return Err(Error::new(ErrorKind::Data, message).at(&letter_key));
+        }
         let letter = DeadLetter::parse(&object.body)
             .map_err(|error| Error::new(ErrorKind::Data, error.to_string()).at(&letter_key))?;
         // Completed after all: by a worker that was thought to be dead, or because another retry came

@@ -143,6 +143,28 @@ async fn a_damaged_bundle_becomes_a_dead_letter_and_is_kept() {
     assert!(worker.next().await.unwrap().is_none());
     let letter = queue.dead_letter("01ARZ3NDEKTSV4RRFFQ69G5FAV-3").await.unwrap().unwrap();
     assert_eq!(letter.task.payload.get(), r#""{\"half\":""#);
+    // Its bytes are no task, and are not run as one.
+    let refused = queue.retry("01ARZ3NDEKTSV4RRFFQ69G5FAV-3").await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Data);
+    assert_eq!(left(&place.store).await, ["queues/q/failed/01ARZ3NDEKTSV4RRFFQ69G5FAV-3.json"]);
+}
+
+#[tokio::test]
+async fn payloads_on_many_lines_are_tasks_like_others() {
+    let place = memory();
+    let queue = queue(&place).await;
+    let pretty = "{\n  \"a\": 1,\r\n  \"b\": \"x\\ny\"\n}";
+    let raw = |text: &str| NewTask::raw(serde_json::from_str(text).unwrap());
+    queue.push_bundle(vec![raw(pretty), raw("{\"c\":2}")]).await.unwrap();
+    let worker = until_empty(&queue, "w");
+    let mut seen = Vec::new();
+    while let Some(task) = worker.next().await.unwrap() {
+        seen.push(task.json::<serde_json::Value>().unwrap());
+        task.ack().await.unwrap();
+    }
+    let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    assert_eq!(seen, [value(pretty), value("{\"c\":2}")]);
+    assert!(queue.failed_ids().await.unwrap().is_empty());
 }
 
 #[tokio::test]
