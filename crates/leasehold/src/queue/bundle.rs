@@ -5,6 +5,7 @@
 //! as a task of its own *before* the bundle's receipt, with a name and an incarnation that follow
 //! from the bundle's: whoever repeats that repeats the same.
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -289,18 +290,28 @@ impl Run {
     /// write that down, or was not told.
     async fn skip_those_that_left(&self) -> Result<()> {
         let queue = &self.0.queue;
+        // Their keys, by what these begin with: lists of what has left are short, and asking for each
+        // task that could have takes as long as doing it.
+        let mut of = HashMap::new();
+        let mut prefixes = BTreeSet::new();
         for n in self.left() {
             let unit = Unit::Task(self.task(n)?.id.clone());
             let records = [
-                queue.keys().part(&unit, Part::Work)?,
-                queue.keys().receipt(&unit)?,
-                queue.keys().dead_letter(&unit.name())?,
+                (queue.keys().part(&unit, Part::Work)?, format!("{n}/task.json")),
+                (queue.keys().receipt(&unit)?, format!("{n}.json")),
+                (queue.keys().dead_letter(&unit.name())?, format!("{n}.json")),
             ];
-            for key in records {
-                if queue.store().head(&key).await?.is_some() {
-                    self.state().history.done.insert(n);
-                    break;
-                }
+            for (key, end) in records {
+                prefixes.extend(key.as_str().strip_suffix(&end).map(str::to_owned));
+                of.insert(key, n);
+            }
+        }
+        for prefix in prefixes {
+            let mut listing = queue.store().list(List::prefix(prefix)?);
+            while let Some(page) = listing.next_page().await? {
+                let left = page.entries.iter().filter_map(|entry| of.get(&entry.key));
+                let mut state = self.state();
+                left.for_each(|n| state.history.done.insert(*n));
             }
         }
         Ok(())
