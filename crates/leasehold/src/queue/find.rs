@@ -9,6 +9,7 @@
 //! A listing that is minutes old does no harm: it only decides what is *tried*.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_protocol::cas::Version;
@@ -20,10 +21,11 @@ use ulid::Ulid;
 
 use super::Queue;
 use super::claim::Tried;
-use crate::Result;
+use super::shunned::Shunned;
 use crate::env::BootTime;
 use crate::lease::Desk;
 use crate::store::{Detail, Entry, Kind, List, Page};
+use crate::{ErrorKind, Result};
 
 /// How many pages of leased tasks to go through for something to do.
 const PAGES: usize = 10;
@@ -31,6 +33,8 @@ const PAGES: usize = 10;
 const LOOKS: usize = 50;
 /// How many stale leases to try per listing: others see the same ones.
 const STALE: usize = 4;
+/// The same where nothing is free: whoever would only wait has the time.
+const STALE_ALONE: usize = 64;
 /// How many vain tries, one after the other, before a list is given up.
 const VAIN: u32 = 12;
 /// After how many barren lists to look further than the first page that has something.
@@ -38,7 +42,7 @@ const BARREN: u32 = 2;
 /// When to look again at what could not be taken, but may be soon.
 const SOON: Duration = Duration::from_secs(1);
 /// When to look again at what cannot be read.
-const UNREADABLE: Duration = Duration::from_secs(60);
+const UNREADABLE: Duration = super::shunned::SHUN;
 /// How many leases are remembered.
 const LOOKED: usize = 20_000;
 /// How many names of a directory to work through before reading them again.
@@ -98,6 +102,8 @@ pub(super) struct Finder {
     taken: HashSet<Unit>,
     /// Leases that were looked into: not again before this, while they stay in this version.
     looked: HashMap<Unit, Looked>,
+    /// What could not be claimed.
+    pub shunned: Arc<Shunned>,
     /// Where a listing that found nothing in many pages goes on, by prefix.
     resume: HashMap<String, String>,
     /// Where to list next, where there is more than a page.
@@ -181,6 +187,7 @@ impl Finder {
             overview: None,
             taken: HashSet::new(),
             looked: HashMap::new(),
+            shunned: Arc::default(),
             resume: HashMap::new(),
             depth: Depth::default(),
             turn: queue.store().env().random(),
@@ -264,6 +271,7 @@ impl Finder {
     pub async fn refill(&mut self) -> Result<Outlook> {
         self.candidates.clear();
         self.vain = 0;
+        self.shunned.listing();
         // Whoever worked through a list undisturbed is alone, as far as it knows.
         let disturbed = std::mem::take(&mut self.disturbed);
         // Where the last list was of no use, the same again is not either.
@@ -373,7 +381,7 @@ impl Finder {
         }
         // Passed over once: by then it is done, or has a lease by which it is found, or was pushed again.
         let taken = std::mem::take(&mut self.taken);
-        units.retain(|unit| !taken.contains(unit));
+        units.retain(|unit| !taken.contains(unit) && self.shuns(unit, false).is_none());
         if units.is_empty() {
             return Ok(false);
         }
@@ -420,11 +428,11 @@ impl Finder {
             last = page.entries.last().map(|last| last.key.to_string()).or(last);
             seen.add(&self.queue, page);
             // Where a store does not list in order, the lease of what looks free may come later.
-            if seen.any_free() && self.barren < BARREN {
+            if seen.units.iter().any(|shown| self.is_free(shown)) && self.barren < BARREN {
                 break;
             }
         }
-        if entry_point.is_some() && !seen.any_free() {
+        if entry_point.is_some() && !seen.units.iter().any(|shown| self.is_free(shown)) {
             // What is before the entry point was not seen.
             if resumed.is_none() {
                 // And nothing is as far out as this.
@@ -462,6 +470,16 @@ impl Finder {
         Some(format!("{prefix}{}", Ulid::from_parts(at, 0)))
     }
 
+    /// For how long what could not be claimed is left alone, and whether because we may not.
+    fn shuns(&self, unit: &Unit, leased: bool) -> Option<(Duration, bool)> {
+        self.shunned.left_alone(unit, leased, || self.queue.store().env().clock().boot())
+    }
+
+    /// Whether something is to be claimed that has no lease.
+    fn is_free(&self, shown: &Shown) -> bool {
+        shown.work && shown.lease.is_none() && self.shuns(&shown.unit, false).is_none()
+    }
+
     /// Makes candidates of what a listing shows.
     async fn choose(&mut self, seen: Seen, outlook: &mut Outlook) -> Result<()> {
         let Seen { units, now, .. } = seen;
@@ -475,10 +493,16 @@ impl Finder {
         let mut standing = Vec::with_capacity(units.len());
         let mut stale = Vec::new();
         for (n, shown) in units.iter().enumerate() {
-            standing.push(match (&shown.lease, shown.work) {
-                (None, true) => Standing::Free,
-                _ => Standing::Leased,
+            standing.push(match self.is_free(shown) {
+                true => Standing::Free,
+                false => Standing::Leased,
             });
+            if let Some((left, denied)) = self.shuns(&shown.unit, shown.lease.is_some()) {
+                // Nobody waits for what is not for them.
+                outlook.busy |= !denied;
+                outlook.sooner(left);
+                continue;
+            }
             let old = shown.lease.as_ref().is_some_and(is_old);
             // An old lease alone is nobody's work; a young one may be of work that is just written.
             outlook.busy |= shown.work || !old;
@@ -491,7 +515,8 @@ impl Finder {
                 None => stale.push(n),
             }
         }
-        while stale.len() > STALE {
+        let most = if standing.contains(&Standing::Free) { STALE } else { STALE_ALONE };
+        while stale.len() > most {
             let drop = random as usize % stale.len();
             stale.swap_remove(drop);
         }
@@ -529,6 +554,9 @@ impl Finder {
         let mut made = 0;
         for shown in units.iter().filter(|shown| shown.work) {
             let Some(lease) = &shown.lease else { continue };
+            if self.shuns(&shown.unit, true).is_some() {
+                continue;
+            }
             if let Some(left) = self.left_alone(&shown.unit, lease) {
                 outlook.sooner(left);
                 continue;
@@ -545,6 +573,11 @@ impl Finder {
                     SOON
                 }
                 Ok(Glance::In(span)) => span,
+                Err(error) if error.kind() == ErrorKind::Denied => {
+                    let now = self.queue.store().env().clock().boot();
+                    self.shunned.add(&shown.unit, &error, now);
+                    UNREADABLE
+                }
                 Err(error) if error.is_about_data() => {
                     tracing::warn!(%error, "a lease cannot be read");
                     UNREADABLE
@@ -638,9 +671,5 @@ impl Seen {
                 Part::Lease => self.units[at].lease = Some(entry),
             }
         }
-    }
-
-    fn any_free(&self) -> bool {
-        self.units.iter().any(|shown| shown.work && shown.lease.is_none())
     }
 }

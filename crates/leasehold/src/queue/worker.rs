@@ -1,8 +1,8 @@
 //! A worker: claims tasks and hands them out.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_protocol::backoff::full_jitter;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::bundle::Run;
 use super::claim::Tried;
 use super::find::{Candidate, Finder, Outlook};
+use super::shunned::Shunned;
 use super::{Mode, Queue, Task};
 use crate::env::BootTime;
 use crate::store::{Kind, Watch};
@@ -62,6 +63,10 @@ struct Source {
     /// Tasks of bundles that are claimed and not handed out yet.
     bundles: Mutex<VecDeque<(Run, VecDeque<u32>)>>,
     checked: Mutex<Checked>,
+    /// What could not be claimed.
+    shunned: Arc<Shunned>,
+    /// How many tasks and bundles were claimed.
+    claimed: AtomicU64,
     rest: Mutex<Rest>,
     /// The queue's mode when we began.
     mode: Mode,
@@ -78,17 +83,26 @@ struct Rest {
     outlook: Outlook,
 }
 
-/// When the settings were read last, and when something was last swept.
+/// When the settings were read last, and when something is swept next.
 #[derive(Debug)]
 struct Checked {
     settings: BootTime,
     sweep: BootTime,
+    /// The same if we have claimed something: whoever makes receipts removes old ones.
+    early: Option<BootTime>,
+    /// For how many of our claims there was a sweep.
+    swept_for: u64,
 }
 
 /// How often settings are read again: a pause is seen within this.
 const REFRESH: Duration = Duration::from_secs(30);
 /// How often a worker sweeps a little.
 const SWEEP: Duration = Duration::from_secs(600);
+/// When it does so for the first time, if it has claimed something, and again where there was more.
+const FIRST_SWEEP: Duration = Duration::from_secs(60);
+/// How many receipts it looks at then, and how many at most.
+const A_LITTLE: u64 = 1000;
+const A_LOT: u64 = 10_000;
 /// The first pause where there is nothing to do.
 const FIRST: Duration = Duration::from_millis(500);
 const FIRST_IN_DIRECTORY: Duration = Duration::from_millis(10);
@@ -107,11 +121,19 @@ impl Worker {
                 // One process has one: a second worker of the same queue means the same.
                 let _ = queue.0.companion.set(companion.clone());
             }
-            let now = queue.store().env().clock().boot();
+            let env = queue.store().env();
+            let now = env.clock().boot();
+            // Not all that are started together at the same time.
+            let early = now.plus(full_jitter(0, FIRST_SWEEP, FIRST_SWEEP, env.random()));
+            let (sweep, early) = (now.plus(SWEEP), Some(early));
+            let checked = Checked { settings: now, sweep, early, swept_for: 0 };
+            let finder = Finder::new(queue.clone(), settings.name.clone());
             Source {
-                finder: tokio::sync::Mutex::new(Finder::new(queue.clone(), settings.name.clone())),
+                shunned: finder.shunned.clone(),
+                finder: tokio::sync::Mutex::new(finder),
                 bundles: Mutex::default(),
-                checked: Mutex::new(Checked { settings: now, sweep: now }),
+                checked: Mutex::new(checked),
+                claimed: AtomicU64::new(0),
                 mode: queue.settings().mode,
                 dry: AtomicBool::new(false),
                 rest: Mutex::default(),
@@ -142,16 +164,22 @@ impl Worker {
     }
 
     /// Hands out no more tasks: [`Worker::next`] returns `None` from now on. What was handed out
-    /// may be finished; what is claimed but not handed out goes back to the others.
+    /// may be finished; what is claimed but not handed out goes back to the others. All of it that can:
+    /// the first error is returned at the end, and what it is about is found after its ttl.
     pub async fn drain(&self) -> Result<()> {
         self.drain.cancel();
+        let mut drained = Ok(());
         for source in &self.queues {
             let runs: Vec<_> = source.bundles().drain(..).collect();
             for (run, _) in runs {
-                run.abandon().await?;
+                match run.abandon().await {
+                    // Somebody else has it already.
+                    Err(error) if error.kind() == ErrorKind::Lost => {}
+                    abandoned => drained = drained.and(abandoned),
+                }
             }
         }
-        Ok(())
+        drained
     }
 
     /// The next task; waits for one. `None` once the worker is drained, or has nothing left to do
@@ -181,7 +209,18 @@ impl Worker {
                     Err(found) => outlook.and(found),
                 }
             }
-            if self.settings.until_empty && !outlook.busy {
+            let ends = self.settings.until_empty && !outlook.busy;
+            // What we may not claim is told by whoever can do nothing else.
+            let claimed = self.queues.iter().any(|source| source.claimed.load(SeqCst) > 0);
+            if (ends || !claimed)
+                && let Some(error) = self.queues.iter().find_map(|source| source.shunned.error())
+            {
+                return Err(error);
+            }
+            if ends {
+                for source in &self.queues {
+                    source.sweep_what_we_made().await;
+                }
                 return Ok(None);
             }
             let Some(first) = self.queues.first() else { return Ok(None) };
@@ -246,6 +285,8 @@ impl Worker {
     async fn try_source(&self, source: &Source) -> Result<Result<Task, Outlook>> {
         let queue = &source.queue;
         self.look_after(source).await;
+        // It would never find a task again.
+        queue.not_moved()?;
         if self.until_switched && queue.settings().mode != source.mode {
             self.switched.store(true, SeqCst);
             self.drain().await?;
@@ -301,23 +342,26 @@ impl Worker {
                     None
                 }
             };
-            let (unit, tried) = self.try_candidate(queue, candidate).await?;
+            let (unit, tried, go_on) = self.try_candidate(source, candidate).await?;
             let mut finder = match keep {
                 Some(finder) => finder,
                 None => source.finder().await,
             };
             finder.tried(&unit, &tried);
+            if !go_on {
+                let outlook = Outlook { busy: true, due: None };
+                source.go_to_rest(outlook, |idle| self.pause(queue, idle, outlook));
+                return Ok(Err(outlook));
+            }
             match tried {
                 // Somebody else's by now: we were stopped, or waited for the others here.
                 Tried::Task(held) if held.is_lost() => {}
                 Tried::Task(held) => {
-                    source.note_dry(false).await;
-                    source.rest().idle = 0;
+                    source.note_claim().await;
                     return Ok(Ok(Task::single(held)));
                 }
                 Tried::Bundle(run) => {
-                    source.note_dry(false).await;
-                    source.rest().idle = 0;
+                    source.note_claim().await;
                     let left = run.left().into();
                     source.bundles().push_back((run, left));
                 }
@@ -330,16 +374,22 @@ impl Worker {
         }
     }
 
-    async fn try_candidate(&self, queue: &Queue, candidate: Candidate) -> Result<(Unit, Tried)> {
+    /// What came of a candidate, and whether others are to be tried.
+    async fn try_candidate(
+        &self,
+        source: &Source,
+        candidate: Candidate,
+    ) -> Result<(Unit, Tried, bool)> {
         let unit = candidate.unit().clone();
-        match self.try_unit(queue, candidate).await {
-            Ok(tried) => Ok((unit, tried)),
+        match self.try_unit(&source.queue, candidate).await {
+            Ok(tried) => Ok((unit, tried, true)),
             // A claim that was lost at once, by a pause of this process, is somebody else's.
-            Err(error) if error.kind() == ErrorKind::Lost => Ok((unit, Tried::Taken)),
-            // One bad object must not keep everybody from the others.
-            Err(error) if error.is_about_data() => {
-                tracing::warn!(%error, "a task cannot be claimed");
-                Ok((unit, Tried::Unreadable))
+            Err(error) if error.kind() == ErrorKind::Lost => Ok((unit, Tried::Taken, true)),
+            // One bad object, or one that is not for us, must not keep everybody from the others.
+            Err(error) if error.is_about_data() || error.kind() == ErrorKind::Denied => {
+                let now = source.queue.store().env().clock().boot();
+                let go_on = source.shunned.add(&unit, &error, now);
+                Ok((unit, Tried::Unreadable, go_on))
             }
             Err(error) => Err(error),
         }
@@ -366,12 +416,14 @@ impl Worker {
         let (refresh, sweep) = {
             let mut checked = source.checked();
             let refresh = now.since(checked.settings) >= REFRESH;
-            let sweep = now.since(checked.sweep) >= SWEEP;
             if refresh {
                 checked.settings = now;
             }
+            let fresh = source.claimed.load(SeqCst) > checked.swept_for;
+            let early = fresh && checked.early.is_some_and(|early| early <= now);
+            let sweep = early || checked.sweep <= now;
             if sweep {
-                checked.sweep = now;
+                (checked.sweep, checked.early) = (now.plus(SWEEP), None);
             }
             (refresh, sweep)
         };
@@ -379,8 +431,8 @@ impl Worker {
         if refresh && let Err(error) = source.queue.refresh().await {
             tracing::warn!(%error, "the settings of the queue could not be read");
         }
-        if sweep && let Err(error) = source.queue.sweep_a_little().await {
-            tracing::debug!(%error, "sweeping failed");
+        if sweep && source.sweep().await {
+            source.checked().early = Some(now.plus(FIRST_SWEEP));
         }
     }
 }
@@ -412,6 +464,41 @@ impl Source {
         rest.until = Some(now.plus(pause(rest.idle)));
         rest.idle = rest.idle.saturating_add(1);
         rest.outlook = outlook;
+    }
+
+    /// Something was claimed.
+    async fn note_claim(&self) {
+        self.note_dry(false).await;
+        self.rest().idle = 0;
+        self.claimed.fetch_add(1, SeqCst);
+        self.shunned.claimed();
+    }
+
+    /// Removes old receipts, twice as many as we make: so they do not become ever more, and nobody has
+    /// to do it all at once. Says whether there is more to do.
+    async fn sweep(&self) -> bool {
+        let budget = {
+            let mut checked = self.checked();
+            let fresh = self.claimed.load(SeqCst) - checked.swept_for;
+            let budget = fresh.saturating_mul(2).clamp(A_LITTLE, A_LOT);
+            checked.swept_for += fresh.min(budget / 2);
+            budget
+        };
+        match self.queue.sweep_a_little(budget as usize).await {
+            Ok(more) => more,
+            Err(error) => {
+                // What fails now is done another time.
+                tracing::debug!(%error, "sweeping failed");
+                false
+            }
+        }
+    }
+
+    /// The same for all that we made, by the first who comes to the end: workers that run for a few
+    /// minutes each would leave ever more.
+    async fn sweep_what_we_made(&self) {
+        let is_due = || self.claimed.load(SeqCst) > self.checked().swept_for;
+        while self.queue.settings().receipts && is_due() && self.sweep().await {}
     }
 
     /// Something has changed.

@@ -228,7 +228,10 @@ async fn work_on(
             () = late, if !stop.is_cancelled() => stop.cancel(),
             drained = &mut drain, if draining => {
                 draining = false;
-                drained?;
+                if let Err(error) = drained {
+                    // Others get it after its ttl. No reason to cut off what is under way.
+                    tracing::warn!(%error, "what was claimed and not begun could not be given back");
+                }
             }
             _ = told.terminate.recv() => signals += 1,
             _ = told.interrupt.recv() => signals += 1,
