@@ -16,6 +16,7 @@ use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::{self as lease_decide, Holder};
 use leasehold_protocol::queue::{self as decide, AfterFailure, Done, History};
 use leasehold_protocol::settle::Proof;
+use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
 use super::claim::Tried;
@@ -28,6 +29,12 @@ use crate::{Error, ErrorKind, Result};
 
 /// How many bytes of results are kept in the lease for a successor.
 const RESULTS: usize = 64 << 10;
+/// How many bytes of results a bundle keeps: its receipt, and the lease of who goes on with it, hold all
+/// of them. Of a longer one only its length is kept.
+const KEPT: usize = 8 << 20;
+/// Results as JSON texts: a number that is too long for us must come out as it went in.
+const TEXTS_FIELD: &str = "result_texts";
+/// The same as JSON, by earlier versions.
 const RESULTS_FIELD: &str = "results";
 /// Stands in the lease once nobody knows whether a task has left the bundle.
 const DOUBT_FIELD: &str = "left_in_doubt";
@@ -51,6 +58,8 @@ struct Shared {
 struct State {
     history: History,
     results: Vec<Option<Json>>,
+    /// How many bytes these are.
+    kept: usize,
     /// Handed out and not finished.
     under_way: usize,
     /// Whether a task may have left the bundle without our knowing: no answer came.
@@ -97,8 +106,17 @@ impl Run {
                 }
             }
         }
+        let before = tenure.lease().other.get(TEXTS_FIELD).cloned().unwrap_or_default();
+        if let Ok(before) = serde_json::from_value::<Vec<(u32, String)>>(before) {
+            for (n, result) in before {
+                if let Some(slot) = results.get_mut(n as usize) {
+                    *slot = RawValue::from_string(result).ok();
+                }
+            }
+        }
         let doubt = tenure.lease().other.contains_key(DOUBT_FIELD);
-        let state = State { history: history.clone(), results, doubt, ..State::default() };
+        let kept = results.iter().flatten().map(|result| result.get().len()).sum();
+        let state = State { history: history.clone(), results, kept, doubt, ..State::default() };
         let state = Arc::new(Mutex::new(state));
         let noted = state.clone();
         tenure.on_renewal(move |lease| note(&noted, lease, RESULTS));
@@ -184,6 +202,11 @@ impl Run {
                 return Err(self.lost());
             }
             state.history.done.insert(n);
+            let result = result.map(|result| match state.kept + result.get().len() > KEPT {
+                true => too_long(&result),
+                false => result,
+            });
+            state.kept += result.as_ref().map_or(0, |result| result.get().len());
             if let Some(slot) = state.results.get_mut(n as usize) {
                 *slot = result;
             }
@@ -423,7 +446,7 @@ impl Queue {
 /// What a lease says about a bundle beside its history: the results of what is done. Whoever copies the
 /// one without the other says that a task is done, and loses its result.
 pub(crate) fn progress(lease: &Lease) -> serde_json::Map<String, serde_json::Value> {
-    let fields = [RESULTS_FIELD, DOUBT_FIELD].into_iter();
+    let fields = [TEXTS_FIELD, RESULTS_FIELD, DOUBT_FIELD].into_iter();
     let there = fields.filter_map(|field| Some((field, lease.other.get(field)?)));
     there.map(|(field, value)| (field.to_owned(), value.clone())).collect()
 }
@@ -445,8 +468,7 @@ fn note(state: &Mutex<State>, lease: &mut Lease, most: usize) {
             if bytes > most {
                 continue;
             }
-            let value: serde_json::Value = serde_json::from_str(result.get()).unwrap_or_default();
-            kept.push((n, value));
+            kept.push((n, result.get()));
         }
         history.done.insert(n);
     }
@@ -455,10 +477,18 @@ fn note(state: &Mutex<State>, lease: &mut Lease, most: usize) {
         lease.other.insert(DOUBT_FIELD.to_owned(), true.into());
     }
     lease.other.remove(RESULTS_FIELD);
+    lease.other.remove(TEXTS_FIELD);
     if !kept.is_empty() {
         let kept = serde_json::to_value(kept).unwrap_or_default();
-        lease.other.insert(RESULTS_FIELD.to_owned(), kept);
+        lease.other.insert(TEXTS_FIELD.to_owned(), kept);
     }
+}
+
+/// What stands for a result that is not kept: the task is done all the same.
+fn too_long(result: &RawValue) -> Json {
+    let length = result.get().len();
+    tracing::warn!(length, "a result is too long for its bundle, and is not kept");
+    serde_json::value::to_raw_value(&serde_json::json!({ "too_long": length })).unwrap_or_default()
 }
 
 impl Piece {

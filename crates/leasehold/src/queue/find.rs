@@ -440,6 +440,7 @@ impl Finder {
             }
             (outlook.busy, outlook.due) = (true, Some(SOON));
         }
+        self.shunned.note_unknown(seen.unknown);
         self.choose(seen, &mut outlook).await?;
         Ok(outlook)
     }
@@ -649,13 +650,18 @@ struct Seen {
     /// Where in `units` each is.
     places: HashMap<Unit, usize>,
     now: Option<StoreTime>,
+    /// How many objects have names that are no task's.
+    unknown: u64,
 }
 
 impl Seen {
     fn add(&mut self, queue: &Queue, page: Page) {
         self.now = page.now.or(self.now);
         for entry in page.entries {
-            let Some((unit, part)) = queue.keys().parse_part(entry.key.as_str()) else { continue };
+            let Some((unit, part)) = queue.keys().parse_part(entry.key.as_str()) else {
+                self.unknown += 1;
+                continue;
+            };
             // The two keys of a task follow each other, on two pages perhaps, where the store lists in
             // order. Where it does not, a task whose lease came elsewhere must not look free for ever.
             let at = match self.places.get(&unit) {

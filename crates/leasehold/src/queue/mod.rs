@@ -228,7 +228,8 @@ impl Queue {
         if !self.0.moved.load(SeqCst) {
             return Ok(());
         }
-        let message = "its number of shards was changed, and its tasks would not be found: start again";
+        let message =
+            "its number of shards was changed, and its tasks would not be found: start again";
         Err(Error::new(ErrorKind::Data, message).at(&self.keys().settings()?))
     }
 

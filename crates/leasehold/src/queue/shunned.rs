@@ -30,6 +30,8 @@ struct Inner {
     in_a_row: u32,
     /// Whether there were too many of them.
     many: bool,
+    /// Objects in the last list whose names are no task's.
+    unknown: u64,
     /// What was said the last time.
     said: Option<(String, Option<Key>)>,
 }
@@ -78,7 +80,18 @@ impl Shunned {
 
     /// A new list is made.
     pub fn listing(&self) {
-        self.inner().shown = false;
+        let mut inner = self.inner();
+        (inner.shown, inner.unknown) = (false, 0);
+    }
+
+    /// The list shows this many objects whose names are no task's.
+    pub fn note_unknown(&self, count: u64) {
+        self.inner().unknown += count;
+    }
+
+    /// How many objects the last list showed whose names are no task's. Nobody will ever do them.
+    pub fn unknown(&self) -> u64 {
+        self.inner().unknown
     }
 
     /// For how long something that is listed is to be left alone, and whether because we may not claim

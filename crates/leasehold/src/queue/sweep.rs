@@ -251,9 +251,8 @@ impl Queue {
     async fn forget_old(&self, page: Page, swept: &mut Swept) -> Result<u64> {
         let Some(now) = page.now else { return Ok(0) };
         let retention = self.settings().retention;
-        let is_old = |entry: &Entry| {
-            entry.modified.is_some_and(|modified| now.since(modified) >= retention)
-        };
+        let is_old =
+            |entry: &Entry| entry.modified.is_some_and(|modified| now.since(modified) >= retention);
         let old: Vec<Entry> = page.entries.into_iter().filter(is_old).collect();
         let forgotten = futures::stream::iter(old).map(|entry| self.forget(entry));
         let mut forgotten = forgotten.buffer_unordered(AT_A_TIME);

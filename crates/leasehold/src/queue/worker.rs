@@ -67,6 +67,8 @@ struct Source {
     shunned: Arc<Shunned>,
     /// How many tasks and bundles were claimed.
     claimed: AtomicU64,
+    /// Whether we told of objects that are no tasks.
+    told: AtomicBool,
     rest: Mutex<Rest>,
     /// The queue's mode when we began.
     mode: Mode,
@@ -134,6 +136,7 @@ impl Worker {
                 bundles: Mutex::default(),
                 checked: Mutex::new(checked),
                 claimed: AtomicU64::new(0),
+                told: AtomicBool::new(false),
                 mode: queue.settings().mode,
                 dry: AtomicBool::new(false),
                 rest: Mutex::default(),
@@ -219,6 +222,7 @@ impl Worker {
             }
             if ends {
                 for source in &self.queues {
+                    source.tell_of_unknown();
                     source.sweep_what_we_made().await;
                 }
                 return Ok(None);
@@ -499,6 +503,20 @@ impl Source {
     async fn sweep_what_we_made(&self) {
         let is_due = || self.claimed.load(SeqCst) > self.checked().swept_for;
         while self.queue.settings().receipts && is_due() && self.sweep().await {}
+    }
+
+    /// The queue looks empty to us, and is not: once, whoever relies on that is to know.
+    fn tell_of_unknown(&self) {
+        let unknown = self.shunned.unknown();
+        if unknown > 0 && !self.told.swap(true, SeqCst) {
+            let queue = self.queue.name();
+            tracing::warn!(
+                queue,
+                unknown,
+                "objects among the tasks have names that are no task's, and are not done: a name is \
+                 escaped in one way only (docs/format.md)"
+            );
+        }
     }
 
     /// Something has changed.
