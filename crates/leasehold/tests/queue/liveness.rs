@@ -293,7 +293,9 @@ async fn many_that_are_due_again_are_found_at_once() {
         let before = place.store.usage();
         assert_eq!(drain(&queue, "w").await.len(), 50);
         let lists = place.store.usage().since(&before).list;
-        assert!(lists <= 8, "{}: {lists} LISTs for 50 tasks", place.name);
+        // In a directory names are read first, which show no leases.
+        let most = if place.name == "directory" { 16 } else { 8 };
+        assert!(lists <= most, "{}: {lists} LISTs for 50 tasks", place.name);
     }
 }
 
