@@ -112,10 +112,13 @@ impl Shunned {
         Some((again.since(now), denied))
     }
 
-    /// Why there is something that we may not claim, if there is.
-    pub fn error(&self) -> Option<Error> {
+    /// Why we can do nothing: there is something that we may not claim and, while the queue is `quiet`,
+    /// nothing else, or too much of it. A queue in which others work, or another caller here, is not
+    /// quiet: there may yet be something for us.
+    pub fn error(&self, quiet: bool) -> Option<Error> {
         let inner = self.inner();
-        let (message, key) = inner.said.as_ref().filter(|_| inner.shown || inner.many)?;
+        let (message, key) =
+            inner.said.as_ref().filter(|_| (inner.shown && quiet) || inner.many)?;
         let error = Error::new(ErrorKind::Denied, message);
         Some(match key {
             Some(key) => error.at(key),
@@ -134,20 +137,23 @@ mod tests {
         let at = |seconds| BootTime::from_boot(Duration::from_secs(seconds));
         let denied = || Error::new(ErrorKind::Denied, "no").at(&Key::new("k").unwrap());
         assert!(shunned.add(&unit, &denied(), at(0)));
-        assert!(shunned.error().is_none());
+        assert!(shunned.error(true).is_none());
         for leased in [false, true] {
             let left = shunned.left_alone(&unit, leased, || at(10));
             assert_eq!(left, Some((Duration::from_secs(50), true)));
         }
-        assert_eq!(shunned.error().unwrap().to_string(), "k: no");
+        assert_eq!(shunned.error(true).unwrap().to_string(), "k: no");
+        assert!(shunned.error(false).is_none());
         shunned.listing();
-        assert!(shunned.left_alone(&unit, false, || at(60)).is_none() && shunned.error().is_none());
+        assert!(
+            shunned.left_alone(&unit, false, || at(60)).is_none() && shunned.error(true).is_none()
+        );
         // As many as that, and it is not about one of them.
         let more = (0..IN_A_ROW - 1).map(|_| shunned.add(&unit, &denied(), at(0)));
         assert_eq!(more.filter(|more| !more).count(), 1);
-        assert!(shunned.error().is_some());
+        assert!(shunned.error(false).is_some());
         shunned.claimed();
-        assert!(shunned.error().is_none());
+        assert!(shunned.error(true).is_none());
     }
 
     #[test]
@@ -157,6 +163,6 @@ mod tests {
         shunned.add(&unit, &Error::new(ErrorKind::Data, "bad"), at(0));
         assert_eq!(shunned.left_alone(&unit, false, || at(0)), Some((SHUN, false)));
         assert_eq!(shunned.left_alone(&unit, true, || at(0)), None);
-        assert!(shunned.error().is_none());
+        assert!(shunned.error(true).is_none());
     }
 }

@@ -215,8 +215,9 @@ impl Worker {
             let ends = self.settings.until_empty && !outlook.busy;
             // What we may not claim is told by whoever can do nothing else.
             let claimed = self.queues.iter().any(|source| source.claimed.load(SeqCst) > 0);
+            let error = |source: &Source| source.shunned.error(!outlook.busy);
             if (ends || !claimed)
-                && let Some(error) = self.queues.iter().find_map(|source| source.shunned.error())
+                && let Some(error) = self.queues.iter().find_map(error)
             {
                 return Err(error);
             }
