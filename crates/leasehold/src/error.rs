@@ -71,6 +71,11 @@ impl Error {
         self.key.as_ref()
     }
 
+    /// What happened, without the key.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Whether it is about one object, and not about the store or us.
     pub(crate) fn is_about_data(&self) -> bool {
         matches!(self.kind, ErrorKind::Data | ErrorKind::Invalid)

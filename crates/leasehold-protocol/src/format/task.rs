@@ -312,7 +312,7 @@ impl Bundle {
         };
         let mut bytes = line(&head);
         for task in &self.tasks {
-            bytes.extend(line(task));
+            bytes.extend(one_line(line(task)));
         }
         bytes
     }
@@ -330,7 +330,16 @@ impl Bundle {
     }
 }
 
-/// One line of JSON. Numbers and text always serialise.
+/// The same JSON without line breaks but the last: a payload is written as it was given, which may be
+/// on many lines. They can only stand between tokens, where a space means the same.
+fn one_line(mut bytes: Vec<u8>) -> Vec<u8> {
+    if let Some((_, json)) = bytes.split_last_mut() {
+        json.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = b' ');
+    }
+    bytes
+}
+
+/// JSON and a line break. Numbers and text always serialise.
 fn line(value: &impl Serialize) -> Vec<u8> {
     let mut bytes = serde_json::to_vec(value).unwrap_or_default();
     bytes.push(b'\n');

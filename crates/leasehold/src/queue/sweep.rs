@@ -1,5 +1,6 @@
 //! Bringing scheduled tasks to the others, and cleaning up: every worker does a little.
 
+use futures::StreamExt as _;
 use leasehold_protocol::cas::When;
 use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
@@ -12,11 +13,11 @@ use serde::Serialize;
 
 use super::{Mode, Queue, wrote};
 use crate::lease::Desk;
-use crate::store::{Delete, Detail, List, Write};
+use crate::store::{Delete, Detail, Entry, List, Page, Write};
 use crate::{Key, Result};
 
-/// How many objects a worker's own sweep looks at.
-const A_LITTLE: usize = 1000;
+/// How many receipts are removed at a time.
+const AT_A_TIME: usize = 16;
 /// How many scheduled tasks are promoted at a time.
 const DUE: usize = 100;
 
@@ -156,7 +157,7 @@ impl Queue {
         }
         self.sweep_pending(&mut swept).await?;
         self.sweep_letters(&mut swept).await?;
-        self.sweep_receipts(usize::MAX, &mut swept).await?;
+        self.sweep_receipts(&mut swept).await?;
         Ok(swept)
     }
 
@@ -211,54 +212,75 @@ impl Queue {
         }
         // Workers of a relaxed queue are at their replicas: nobody else forgets receipts here.
         if self.settings().mode == Mode::Relaxed {
-            while self.sweep_receipts(A_LITTLE, &mut swept).await? > 0 {}
+            self.sweep_old_receipts(usize::MAX, &mut swept).await?;
         }
         Ok(swept)
     }
 
-    /// The part that workers do now and then: a page of receipts.
-    pub(super) async fn sweep_a_little(&self) -> Result<Swept> {
-        let mut swept = Swept::default();
-        self.sweep_receipts(A_LITTLE, &mut swept).await?;
-        Ok(swept)
+    /// The part that workers do now and then: about as many receipts as this. Says whether there may be
+    /// more that are old.
+    pub(super) async fn sweep_a_little(&self, most: usize) -> Result<bool> {
+        self.sweep_old_receipts(most, &mut Swept::default()).await
     }
 
-    /// Says how many it removed.
-    async fn sweep_receipts(&self, most: usize, swept: &mut Swept) -> Result<u64> {
-        let before = swept.receipts;
-        let retention = self.settings().retention;
+    /// Removes receipts that are past their time, from the start for as long as all are: names that we
+    /// made sort by time, so what is behind is younger. Says whether there may be more.
+    async fn sweep_old_receipts(&self, most: usize, swept: &mut Swept) -> Result<bool> {
         let list = List::prefix(self.keys().completed())?.detail(Detail::Version);
-        let list = match most {
-            usize::MAX => list,
-            // Anywhere: who always began at the start would never come to the end.
-            most => {
-                let start = b"0123456789ABCDEFGHJKMNPQRSTVWXYZabcdefghijklmnopqrstuvwxyz";
-                let random = self.store().env().random();
-                let letter = start[(random % start.len() as u64) as usize] as char;
-                match random & (1 << 60) {
-                    0 => list.limit(most),
-                    _ => {
-                        list.start_after(format!("{}{letter}", self.keys().completed())).limit(most)
-                    }
-                }
+        let mut listing = self.store().list(list.clone().limit(most));
+        let mut seen = 0;
+        loop {
+            let Some(page) = listing.next_page().await? else { return Ok(seen >= most) };
+            let listed = page.entries.len();
+            seen += listed;
+            if self.forget_old(page, swept).await? == listed as u64 {
+                continue;
             }
-        };
+            if listed < crate::store::PAGE {
+                return Ok(false);
+            }
+            // Names that others chose say nothing about age, so a page is looked at anywhere: who always
+            // began at the start would never come to those behind it.
+            let start = b"0123456789ABCDEFGHJKMNPQRSTVWXYZabcdefghijklmnopqrstuvwxyz";
+            let random = self.store().env().random();
+            let letter = start[(random % start.len() as u64) as usize] as char;
+            let anywhere = list.start_after(format!("{}{letter}", self.keys().completed()));
+            let page = self.store().list(anywhere.limit(crate::store::PAGE)).collect().await?;
+            self.forget_old(page, swept).await?;
+            return Ok(false);
+        }
+    }
+
+    /// Removes all receipts that are past their time.
+    async fn sweep_receipts(&self, swept: &mut Swept) -> Result<()> {
+        let list = List::prefix(self.keys().completed())?.detail(Detail::Version);
         let mut listing = self.store().list(list);
         while let Some(page) = listing.next_page().await? {
-            let Some(now) = page.now else { continue };
-            for entry in page.entries {
-                let (Some(modified), Some(version)) = (entry.modified, &entry.version) else {
-                    continue;
-                };
-                if now.since(modified) >= retention
-                    && self.may_forget(&entry.key).await?
-                    && self.delete_work(&entry.key, version).await?
-                {
-                    swept.receipts += 1;
-                }
-            }
+            self.forget_old(page, swept).await?;
         }
-        Ok(swept.receipts - before)
+        Ok(())
+    }
+
+    /// Removes the receipts on a page that are past their time, several at once. Says how many.
+    async fn forget_old(&self, page: Page, swept: &mut Swept) -> Result<u64> {
+        let Some(now) = page.now else { return Ok(0) };
+        let retention = self.settings().retention;
+        let is_old =
+            |entry: &Entry| entry.modified.is_some_and(|modified| now.since(modified) >= retention);
+        let old: Vec<Entry> = page.entries.into_iter().filter(is_old).collect();
+        let forgotten = futures::stream::iter(old).map(|entry| self.forget(entry));
+        let mut forgotten = forgotten.buffer_unordered(AT_A_TIME);
+        let mut count = 0;
+        while let Some(gone) = forgotten.next().await {
+            count += u64::from(gone?);
+        }
+        swept.receipts += count;
+        Ok(count)
+    }
+
+    async fn forget(&self, receipt: Entry) -> Result<bool> {
+        let Some(version) = &receipt.version else { return Ok(false) };
+        Ok(self.may_forget(&receipt.key).await? && self.delete_work(&receipt.key, version).await?)
     }
 
     async fn sweep_pending(&self, swept: &mut Swept) -> Result<()> {

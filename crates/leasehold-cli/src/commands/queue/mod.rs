@@ -185,12 +185,22 @@ async fn retry(args: &Args, queue: &Queue, tasks: &[String], all: bool) -> anyho
     };
     let mut missing = false;
     let mut pushed = 0;
+    let mut kept = None;
     for id in &ids {
-        match queue.retry(id).await? {
-            true => pushed += 1,
-            false => {
+        match queue.retry(id).await {
+            Ok(true) => pushed += 1,
+            Ok(false) => {
                 missing = true;
                 render::say(format_args!("{id}: there is no such dead letter"));
+            }
+            // About this one alone: the others can be pushed all the same.
+            Err(error) if matches!(error.kind(), ErrorKind::Data | ErrorKind::Held) => {
+                render::say(format_args!("{id}: not pushed: {error}"));
+                kept = Some(Exit::Refused);
+            }
+            Err(error) => {
+                render::say(format_args!("{pushed} pushed again before this"));
+                return Err(error.into());
             }
         }
     }
@@ -198,7 +208,7 @@ async fn retry(args: &Args, queue: &Queue, tasks: &[String], all: bool) -> anyho
         true => render::json(&json!({ "pushed": pushed }))?,
         false => render::line(format_args!("{pushed} pushed again"))?,
     }
-    Ok(if missing { Exit::NotFound } else { Exit::Done }.into())
+    Ok(kept.unwrap_or(if missing { Exit::NotFound } else { Exit::Done }).into())
 }
 
 async fn purge(args: &Args, queue: &Queue, what: &Purge) -> anyhow::Result<Ending> {

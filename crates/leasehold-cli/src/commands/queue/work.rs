@@ -228,7 +228,10 @@ async fn work_on(
             () = late, if !stop.is_cancelled() => stop.cancel(),
             drained = &mut drain, if draining => {
                 draining = false;
-                drained?;
+                if let Err(error) = drained {
+                    // Others get it after its ttl. No reason to cut off what is under way.
+                    tracing::warn!(%error, "what was claimed and not begun could not be given back");
+                }
             }
             _ = told.terminate.recv() => signals += 1,
             _ = told.interrupt.recv() => signals += 1,
@@ -465,7 +468,12 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
             let mut limited = (&mut stdout).take(RESULT as u64);
             limited.read_to_end(&mut output).await?;
             // What is beyond is read, or the command would wait for ever, and dropped.
-            tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await
+            let cut = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await?;
+            if cut > 0 {
+                let (id, kept) = (task.id(), RESULT);
+                tracing::warn!(id, kept, cut, "the output is too long for a result, and was cut");
+            }
+            anyhow::Ok(())
         };
         let ((), read, said) = tokio::join!(feed, read, pass_on(stderr));
         read?;

@@ -23,10 +23,11 @@ use ulid::Ulid;
 
 pub(super) use self::board::{Attempt, Board};
 use super::Queue;
-use crate::Result;
+use super::shunned::Shunned;
 use crate::env::BootTime;
 use crate::lease::Desk;
 use crate::store::{Detail, Entry, Kind, List, Page};
+use crate::{ErrorKind, Result};
 
 /// How many pages of leased tasks to go through for something to do.
 const PAGES: usize = 10;
@@ -34,12 +35,14 @@ const PAGES: usize = 10;
 const LOOKS: usize = 50;
 /// How many stale leases to try per listing: others see the same ones.
 const STALE: usize = 4;
+/// The same where nothing is free: whoever would only wait has the time.
+const STALE_ALONE: usize = 64;
 /// After how many barren lists to look further than the first page that has something.
 const BARREN: u32 = 2;
 /// When to look again at what could not be taken, but may be soon.
 const SOON: Duration = Duration::from_secs(1);
 /// When to look again at what cannot be read.
-const UNREADABLE: Duration = Duration::from_secs(60);
+const UNREADABLE: Duration = super::shunned::SHUN;
 /// How many names of a directory to work through before reading them again.
 const NAMES: usize = 20_000;
 
@@ -86,6 +89,8 @@ pub(super) struct Finder {
     dry: bool,
     /// Which parts the queue had, and when that was.
     overview: Option<(Overview, BootTime)>,
+    /// What could not be claimed.
+    pub shunned: Arc<Shunned>,
     /// Where a listing that found nothing in many pages goes on, by prefix.
     resume: HashMap<String, String>,
     /// Where to list next, where there is more than a page.
@@ -170,6 +175,7 @@ impl Finder {
             barren: 0,
             dry: false,
             overview: None,
+            shunned: Arc::default(),
             resume: HashMap::new(),
             depth: Depth::default(),
             turn: queue.store().env().random(),
@@ -195,6 +201,7 @@ impl Finder {
     async fn list(&mut self) -> Result<Outlook> {
         // Of one that nobody waited for any more.
         self.found.clear();
+        self.shunned.listing();
         let fruitful = self.board.begin();
         // Also where what was tried is remembered, and nobody got in the way.
         self.barren = if fruitful || self.dry { 0 } else { self.barren.saturating_add(1) };
@@ -313,6 +320,7 @@ impl Finder {
             }
         }
         self.board.pass_over(&mut units);
+        units.retain(|unit| self.shuns(unit, false).is_none());
         if units.is_empty() {
             return Ok(false);
         }
@@ -360,11 +368,11 @@ impl Finder {
             last = page.entries.last().map(|last| last.key.to_string()).or(last);
             seen.add(&self.queue, page);
             // Where a store does not list in order, the lease of what looks free may come later.
-            if seen.any_free() && self.barren < BARREN {
+            if seen.units.iter().any(|shown| self.is_free(shown)) && self.barren < BARREN {
                 break;
             }
         }
-        if entry_point.is_some() && !seen.any_free() {
+        if entry_point.is_some() && !seen.units.iter().any(|shown| self.is_free(shown)) {
             // What is before the entry point was not seen.
             if resumed.is_none() {
                 // And nothing is as far out as this.
@@ -372,6 +380,7 @@ impl Finder {
             }
             (outlook.busy, outlook.due) = (true, Some(SOON));
         }
+        self.shunned.note_unknown(seen.unknown);
         self.choose(seen, &mut outlook).await?;
         Ok(outlook)
     }
@@ -403,6 +412,16 @@ impl Finder {
         Some(format!("{prefix}{}", Ulid::from_parts(at, 0)))
     }
 
+    /// For how long what could not be claimed is left alone, and whether because we may not.
+    fn shuns(&self, unit: &Unit, leased: bool) -> Option<(Duration, bool)> {
+        self.shunned.left_alone(unit, leased, || self.queue.store().env().clock().boot())
+    }
+
+    /// Whether something is to be claimed that has no lease.
+    fn is_free(&self, shown: &Shown) -> bool {
+        shown.work && shown.lease.is_none() && self.shuns(&shown.unit, false).is_none()
+    }
+
     /// Makes candidates of what a listing shows.
     async fn choose(&mut self, seen: Seen, outlook: &mut Outlook) -> Result<()> {
         let Seen { units, now, .. } = seen;
@@ -416,11 +435,17 @@ impl Finder {
         let mut standing = Vec::with_capacity(units.len());
         let mut stale = Vec::new();
         for (n, shown) in units.iter().enumerate() {
-            standing.push(match (&shown.lease, shown.work) {
-                // Of our own claims under way the listing may not show the lease yet.
-                (None, true) if !self.board.is_ours(&shown.unit) => Standing::Free,
-                _ => Standing::Leased,
+            // Of our own claims under way the listing may not show the lease yet.
+            standing.push(match self.is_free(shown) && !self.board.is_ours(&shown.unit) {
+                true => Standing::Free,
+                false => Standing::Leased,
             });
+            if let Some((left, denied)) = self.shuns(&shown.unit, shown.lease.is_some()) {
+                // Nobody waits for what is not for them.
+                outlook.busy |= !denied;
+                outlook.sooner(left);
+                continue;
+            }
             let old = shown.lease.as_ref().is_some_and(is_old);
             // An old lease alone is nobody's work; a young one may be of work that is just written.
             outlook.busy |= shown.work || !old;
@@ -433,7 +458,8 @@ impl Finder {
                 None => stale.push(n),
             }
         }
-        while stale.len() > STALE {
+        let most = if standing.contains(&Standing::Free) { STALE } else { STALE_ALONE };
+        while stale.len() > most {
             let drop = random as usize % stale.len();
             stale.swap_remove(drop);
         }
@@ -467,6 +493,9 @@ impl Finder {
                 outlook.sooner(SOON);
                 continue;
             }
+            if self.shuns(&shown.unit, true).is_some() {
+                continue;
+            }
             if let Some(left) = self.board.left_alone(&shown.unit, lease) {
                 outlook.sooner(left);
                 continue;
@@ -483,6 +512,11 @@ impl Finder {
                     SOON
                 }
                 Ok(Glance::In(span)) => span,
+                Err(error) if error.kind() == ErrorKind::Denied => {
+                    let now = self.queue.store().env().clock().boot();
+                    self.shunned.add(&shown.unit, &error, now);
+                    UNREADABLE
+                }
                 Err(error) if error.is_about_data() => {
                     tracing::warn!(%error, "a lease cannot be read");
                     UNREADABLE
@@ -554,13 +588,18 @@ struct Seen {
     /// Where in `units` each is.
     places: HashMap<Unit, usize>,
     now: Option<StoreTime>,
+    /// How many objects have names that are no task's.
+    unknown: u64,
 }
 
 impl Seen {
     fn add(&mut self, queue: &Queue, page: Page) {
         self.now = page.now.or(self.now);
         for entry in page.entries {
-            let Some((unit, part)) = queue.keys().parse_part(entry.key.as_str()) else { continue };
+            let Some((unit, part)) = queue.keys().parse_part(entry.key.as_str()) else {
+                self.unknown += 1;
+                continue;
+            };
             // The two keys of a task follow each other, on two pages perhaps, where the store lists in
             // order. Where it does not, a task whose lease came elsewhere must not look free for ever.
             let at = match self.places.get(&unit) {
@@ -576,9 +615,5 @@ impl Seen {
                 Part::Lease => self.units[at].lease = Some(entry),
             }
         }
-    }
-
-    fn any_free(&self) -> bool {
-        self.units.iter().any(|shown| shown.work && shown.lease.is_none())
     }
 }
