@@ -204,7 +204,8 @@ pub struct Work {
     #[arg(short = 'j', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: u16,
 
-    /// End when there is nothing left, neither waiting nor being done by anybody
+    /// End when there is nothing left, neither waiting nor being done by anybody. The exit code is 1 if
+    /// tasks were given up in this run
     #[arg(long)]
     pub exit_when_empty: bool,
 
