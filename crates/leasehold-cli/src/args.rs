@@ -112,6 +112,9 @@ pub enum Command {
         /// Replace what earlier examinations noted, for a store that was mended
         #[arg(long)]
         forget: bool,
+        /// Write a new leasehold.json in the place of one that cannot be read
+        #[arg(long)]
+        repair: bool,
     },
     /// Run commands under locks, and look after locks
     #[command(subcommand)]
@@ -339,6 +342,9 @@ pub enum PadCommand {
         format: Option<FileFormat>,
         #[command(flatten)]
         terms: LockTerms,
+        /// Let the command empty a file that is not empty
+        #[arg(long)]
+        allow_empty: bool,
         /// The command and its arguments
         #[arg(last = true, required = true, value_name = "CMD")]
         command: Vec<OsString>,

@@ -122,7 +122,9 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
     }
     let outcome = match &args.command {
         Command::Init => commands::objects::init(args, &store).await,
-        Command::Doctor { forget } => commands::doctor::run(args, &store, *forget).await,
+        Command::Doctor { forget, repair } => {
+            commands::doctor::run(args, &store, *forget, *repair).await
+        }
         Command::Ls(ls) => commands::objects::ls(args, &store, ls).await,
         Command::Cat { key } => commands::objects::cat(args, &store, key).await,
         Command::Stat { key } => commands::objects::stat(args, &store, key).await,

@@ -253,3 +253,59 @@ fn a_store_from_the_future_is_read_but_not_written() {
         assert_eq!(cat.stdout, b"content");
     }
 }
+
+/// Nobody locks everybody out by a slip of the finger, and who did it otherwise is told how to mend it.
+#[test]
+fn the_root_record_is_not_written_by_hand_and_can_be_repaired() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || leasehold(folder.path());
+    let ok = |words: &[&str]| {
+        let done = run().args(words).output().unwrap();
+        assert!(done.status.success(), "{words:?}: {done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    ok(&["put", "k", "--text", "x"]);
+    ok(&["queue", "push", "q", "task"]);
+    let own = "the store's own record";
+    fails(run().args(["put", "leasehold.json", "--text", "{"]), 2, own);
+    fails(run().args(["rm", "leasehold.json"]), 2, own);
+    fails(run().args(["rm", "k", "leasehold.json"]), 2, own);
+    for path in ["leasehold.json", "./leasehold.json", "queues/q/x.yaml", "locks/a", "nodes/n.json"]
+    {
+        fails(run().args(["pad", "write", path, "--text", "1"]), 2, "Leasehold's own");
+        fails(run().args(["pad", "update", path, "--", "cat"]), 2, "Leasehold's own");
+    }
+    assert_eq!(ok(&["pad", "ls"]), "k\n");
+    assert_eq!(ok(&["rm", "--prefix", "l"]), "deleted 0 objects\n");
+    assert!(folder.path().join(".leasehold/leasehold.json").exists());
+    // What a stranger did to it.
+    std::fs::write(folder.path().join(".leasehold/leasehold.json"), "{").unwrap();
+    let sick = run().arg("doctor").output().unwrap();
+    let text = String::from_utf8(sick.stdout).unwrap();
+    assert_eq!(sick.status.code(), Some(2), "{text}");
+    assert!(text.contains("is damaged") && text.contains("doctor --repair"), "{text}");
+    assert!(ok(&["doctor", "--repair"]).contains("is safe"));
+    ok(&["put", "k", "--text", "new"]);
+    // One that can be read stays as it is.
+    let record = folder.path().join(".leasehold/leasehold.json");
+    let before = std::fs::read(&record).unwrap();
+    ok(&["doctor", "--repair"]);
+    assert_eq!(std::fs::read(&record).unwrap(), before);
+    std::fs::write(&record, r#"{"format":2}"#).unwrap();
+    let _ = run().args(["doctor", "--repair"]).output().unwrap();
+    assert_eq!(std::fs::read(&record).unwrap(), br#"{"format":2}"#, "of a later version");
+}
+
+#[test]
+fn a_command_that_writes_nothing_empties_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let pad = |words: &[&str]| leasehold(folder.path()).arg("pad").args(words).output().unwrap();
+    assert!(pad(&["write", "n.txt", "--text", "7"]).status.success());
+    let update = ["pad", "update", "n.txt", "--", "/bin/true"];
+    fails(leasehold(folder.path()).args(update), 3, "--allow-empty");
+    assert_eq!(pad(&["read", "n.txt"]).stdout, b"7");
+    assert!(pad(&["update", "n.txt", "--allow-empty", "--", "/bin/true"]).status.success());
+    assert_eq!(pad(&["read", "n.txt"]).stdout, b"");
+    // What was empty may stay so.
+    assert!(pad(&["update", "n.txt", "--", "/bin/true"]).status.success());
+}
