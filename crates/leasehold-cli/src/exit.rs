@@ -64,6 +64,7 @@ impl Exit {
     pub fn of(error: &anyhow::Error) -> Self {
         match error.downcast_ref::<leasehold::Error>().map(leasehold::Error::kind) {
             Some(ErrorKind::Invalid) => Self::Usage,
+            Some(ErrorKind::NotFound) => Self::NotFound,
             Some(ErrorKind::Held) => Self::NotAcquired,
             Some(ErrorKind::Unavailable) => Self::Unavailable,
             Some(ErrorKind::Lost) => Self::Lost,
