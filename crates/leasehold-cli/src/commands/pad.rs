@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 
 use anyhow::Context as _;
+use base64::Engine as _;
 use leasehold::protocol::layout::is_ours;
 use leasehold::scratchpad::{Format, Locked, Scratchpad};
 use leasehold::{Error, ErrorKind, Key, Store, host};
@@ -107,7 +108,15 @@ async fn read(args: &Args, pad: &Scratchpad, path: &str, format: Format) -> anyh
             let key = Key::new(path.strip_prefix("./").unwrap_or(path)).map_err(Error::from)?;
             render::json(&format.parse::<serde_json::Value>(&bytes, &key)?)?;
         }
-        _ => std::io::stdout().write_all(&bytes)?,
+        // As `cat` has it: bytes have no value of their own.
+        (true, Format::Raw) => render::json(&match std::str::from_utf8(&bytes) {
+            Ok(text) => serde_json::json!({ "path": path, "text": text }),
+            Err(_) => {
+                let text = base64::prelude::BASE64_STANDARD.encode(&bytes);
+                serde_json::json!({ "path": path, "base64": text })
+            }
+        })?,
+        (false, _) => std::io::stdout().write_all(&bytes)?,
     }
     Ok(Exit::Done.into())
 }
