@@ -1,6 +1,6 @@
 //! Where the store is: flag, then environment, then file, then default.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -172,19 +172,18 @@ pub fn replica(args: &Args) -> anyhow::Result<Option<Connect>> {
     Ok(Some(connect))
 }
 
-/// The path without links and dots, as far as it is there.
+/// The path without links and dots, also where it is not there yet.
 fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
-    let path = std::path::absolute(path)?;
-    for there in path.ancestors() {
-        if let Ok(real) = there.canonicalize() {
-            return Ok(match path.strip_prefix(there) {
-                Ok(rest) if rest.as_os_str().is_empty() => real,
-                Ok(rest) => real.join(rest),
-                Err(_) => real,
-            });
+    let mut real = PathBuf::new();
+    for part in std::path::absolute(path)?.components() {
+        match part {
+            Component::ParentDir => _ = real.pop(),
+            part => real.push(part),
         }
+        // Step by step: what comes after a link is where that leads to.
+        real = real.canonicalize().unwrap_or(real);
     }
-    Ok(path)
+    Ok(real)
 }
 
 /// A variable of the environment. An empty one is as good as none.

@@ -116,6 +116,8 @@ fn configuration_that_is_wrong() {
         ("[connection]\nconnections = 0", "at least 1"),
         ("store = \"ftp://x\"", "unknown scheme"),
         ("not toml", "leasehold.toml is not right"),
+        ("[lock]\nttl = \"3x\"", "leasehold.toml is not right"),
+        ("[lock]\nttl = \"3x\"", "ttl = \"3x\""),
     ] {
         std::fs::write(&config, text).unwrap();
         fails(leasehold(folder.path()).arg("ls"), 2, part);
@@ -312,4 +314,92 @@ fn a_command_that_writes_nothing_empties_no_file() {
     assert_eq!(pad(&["read", "n.txt"]).stdout, b"");
     // What was empty may stay so.
     assert!(pad(&["update", "n.txt", "--", "/bin/true"]).status.success());
+}
+
+/// Each would take the other's records for its own.
+#[test]
+fn a_replica_is_apart_from_its_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || leasehold(folder.path());
+    std::fs::create_dir(folder.path().join(".leasehold")).unwrap();
+    std::os::unix::fs::symlink(".leasehold", folder.path().join("link")).unwrap();
+    for replica in [".leasehold", "./x/../.leasehold", ".leasehold/r", ".", "link/r"] {
+        let words = ["--replica", replica, "queue", "push", "q", "x"];
+        fails(run().args(words), 2, "must be different folders");
+    }
+    assert!(is_empty(&folder.path().join(".leasehold")));
+    let apart =
+        run().args(["--replica", ".leasehold-r", "queue", "push", "q", "x"]).output().unwrap();
+    assert!(apart.status.success(), "{apart:?}");
+}
+
+#[test]
+fn what_is_not_there_is_not_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || leasehold(folder.path());
+    for words in [&["show", "no"][..], &["get", "no", "k"], &["export", "no"], &["status", "no"]] {
+        fails(run().arg("index").args(words), 4, "see `leasehold index ls`");
+    }
+    fails(run().args(["--replica", "r", "sync", "now", "no"]), 4, "see `leasehold queue ls`");
+}
+
+#[test]
+fn slips_of_the_finger_get_a_hint() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || leasehold(folder.path());
+    for words in [&["lock", "run", "deploy", "echo", "hi"][..], &["queue", "work", "q", "echo"]] {
+        fails(run().args(words), 2, "go behind `--`");
+    }
+    fails(run().args(["lock", "run", "x", "--ttl", "1ms", "--", "true"]), 2, "at least 100ms");
+    fails(run().args(["pad", "write", "a.yaml", "--text", "a: [1"]), 2, "is not valid YAML");
+    assert!(is_empty(folder.path()));
+}
+
+#[test]
+fn bytes_are_json_where_json_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join(".leasehold")).unwrap();
+    std::fs::write(folder.path().join(".leasehold/b.bin"), [0xff, 0]).unwrap();
+    let read = leasehold(folder.path()).args(["--json", "pad", "read", "b.bin"]).output().unwrap();
+    let read: serde_json::Value = serde_json::from_slice(&read.stdout).unwrap();
+    assert_eq!(read, serde_json::json!({ "path": "b.bin", "base64": "/wA=" }));
+}
+
+#[test]
+fn there_is_a_manual_page_per_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let done = leasehold(folder.path()).args(["man", "pages"]).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    for page in ["leasehold.1", "leasehold-queue.1", "leasehold-queue-work.1"] {
+        assert!(folder.path().join("pages").join(page).is_file(), "{page}");
+    }
+}
+
+/// `leasehold index export x | head -1`.
+#[test]
+fn who_has_read_enough_is_no_error() {
+    use std::io::Read as _;
+    let folder = tempfile::tempdir().unwrap();
+    let run = || leasehold(folder.path());
+    let ok = |words: &[&str]| assert!(run().args(words).output().unwrap().status.success());
+    ok(&["index", "create", "x", "-f", "key", "-f", "value"]);
+    let rows: String = (0..20_000).map(|n| format!("k{n},a longer value {n}\n")).collect();
+    std::fs::write(folder.path().join("rows.csv"), format!("key,value\n{rows}")).unwrap();
+    ok(&["index", "import", "x", "rows.csv"]);
+    let sql = "select * from x";
+    for words in [
+        &["index", "export", "x"][..],
+        &["index", "export", "x", "--format", "csv"],
+        &["index", "query", sql, "--format", "csv"],
+        &["--json", "index", "query", sql],
+    ] {
+        let mut command = run();
+        command.args(words).stdout(std::process::Stdio::piped());
+        let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let mut few = [0; 10];
+        child.stdout.take().unwrap().read_exact(&mut few).unwrap();
+        let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&stderr);
+        assert!(status.success() && stderr.is_empty(), "{words:?}: {status}: {stderr}");
+    }
 }

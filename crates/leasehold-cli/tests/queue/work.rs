@@ -306,8 +306,10 @@ fn a_task_that_is_too_long_for_an_argument_is_given_up_and_counted() {
     assert_eq!(place.feed(&["push", "q", "-"], "x".repeat(200_000).as_bytes()).0, 0);
     let (code, _, err) = place.run(&["work", "q", "--exit-when-empty", "--", "echo", "{}"]);
     assert_eq!(code, 1, "{err}");
-    assert!(err.contains("take it from standard input") && err.contains("1 given up"), "{err}");
+    assert!(err.contains("Argument list too long") && err.contains("1 given up"), "{err}");
     assert_eq!(place.counts(), [0, 0, 0, 1]);
+    let letter = place.ok(&["failed", "q"]);
+    assert!(letter.contains("take it from standard input"), "{}", &letter[letter.len() - 300..]);
 }
 
 /// An idle worker is woken by the file system, not by its poll.

@@ -416,7 +416,7 @@ async fn run_task(
     let ended = match run_command(&task, work, stop).await {
         Ok(ended) => ended,
         Err(error) => {
-            tracing::warn!("{}: {error:#}", task.id());
+            tracing::warn!("{}: {error:#}", Run::of(&task).name());
             let words = format!("{error:#}");
             if !is_too_long(&error) {
                 // Not the task's fault, but it must not be tried for ever either.
