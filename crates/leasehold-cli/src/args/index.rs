@@ -45,7 +45,7 @@ pub enum IndexCommand {
     },
     /// Change what the records look like: fields are added at the end
     Alter(Alter),
-    /// Write a record
+    /// Write a record: the whole of it. Fields that are not given are empty from then on
     Put {
         /// The index
         index: String,

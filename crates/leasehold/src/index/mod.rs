@@ -210,10 +210,13 @@ impl Index {
         }
     }
 
-    /// The index with this name. `Invalid` if there is none. One GET.
+    /// The index with this name. `NotFound` if there is none. One GET.
     pub async fn open(store: &Store, name: &str) -> Result<Self> {
         let found = Self::find(store, name).await?;
-        found.ok_or_else(|| Error::invalid(format!("there is no index {name:?}")))
+        found.ok_or_else(|| {
+            let message = format!("there is no index {name:?} (see `leasehold index ls`)");
+            Error::new(ErrorKind::NotFound, message)
+        })
     }
 
     /// The index with this name, or `None`. One GET.

@@ -173,7 +173,9 @@ impl Replica {
             return Ok(queue);
         }
         let Some(there) = Queue::open(self.bucket(), name).await? else {
-            return Err(Error::invalid(format!("there is no queue {name:?} in the bucket")));
+            let message =
+                format!("there is no queue {name:?} in the bucket (see `leasehold queue ls`)");
+            return Err(Error::new(ErrorKind::NotFound, message));
         };
         if there.settings().mode != Mode::Relaxed {
             let message =

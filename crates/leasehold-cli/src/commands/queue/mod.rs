@@ -119,12 +119,18 @@ pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::
 }
 
 /// The queue that workers and pushers of this node use: a relaxed one's is in the node's replica, if it
-/// has one. Made if need be.
-async fn open_to_work(args: &Args, store: &Store, name: &str) -> anyhow::Result<Queue> {
+/// has one. Made if need be, which is told if wanted: who works on a queue that is new may mean another.
+async fn open_to_work(args: &Args, store: &Store, name: &str, tell: bool) -> anyhow::Result<Queue> {
     if let Some(replica) = sync::replica(args, store).await?
         && let Some(queue) = replica.choose(name).await?
     {
         return Ok(queue);
+    }
+    if tell {
+        if let Some(queue) = open(store, name).await? {
+            return Ok(queue);
+        }
+        render::say(format_args!("queue {name} is new"));
     }
     Ok(Queue::open_or_create(store, name, None).await?)
 }

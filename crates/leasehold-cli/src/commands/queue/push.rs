@@ -41,7 +41,7 @@ pub async fn run(args: &Args, store: &Store, push: &Push) -> anyhow::Result<Endi
     // What is wrong with them is said before anything is made.
     let texts = push.tasks.iter().filter(|_| !stream);
     let tasks: Vec<NewTask> = texts.map(|text| task(text, push)).collect::<anyhow::Result<_>>()?;
-    let queue = super::open_to_work(args, store, &push.queue).await?;
+    let queue = super::open_to_work(args, store, &push.queue, false).await?;
     if stream {
         return push_lines(args, &queue, push, bundle).await;
     }

@@ -82,11 +82,8 @@ pub fn status(
         let mut table =
             render::table(&["TASK", "STATE", "WORKER", "RENEWED", "RETRIES", "PROGRESS"], &[4]);
         for held in &status.held {
-            let state = match held.state {
-                "stalled" => render::paint(render::BAD, "stalled"),
-                "retrying" => render::paint(render::WARN, "retrying"),
-                other => other.to_owned(),
-            };
+            // Not in colour: a table counts what colours it as width.
+            let state = held.state.to_owned();
             let ago = format_duration(Duration::from_secs(held.age_ms / 1000));
             let progress = held.progress.as_ref().map_or_else(String::new, ToString::to_string);
             table.add_row([
