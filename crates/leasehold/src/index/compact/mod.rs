@@ -359,10 +359,9 @@ impl Index {
 
     /// Rows that do not fit may be of a newer schema than ours: then they are not bad, we are late.
     async fn still_that(&self, schema: &Schema) -> Result<(), Stop> {
-        self.refresh().await?;
-        match self.schema().fingerprint() == schema.fingerprint() {
-            true => Ok(()),
-            false => Err(Stop::Abort("the schema was changed meanwhile".to_owned())),
+        match self.has_other_schema(schema).await? {
+            false => Ok(()),
+            true => Err(Stop::Abort("the schema was changed meanwhile".to_owned())),
         }
     }
 }
