@@ -56,6 +56,7 @@ impl Index {
             Publish::Nothing => {
                 // Others wrote it: it must be on disk before what it is made of goes.
                 store.persist(std::slice::from_ref(&key)).await?;
+                self.note_unchanged(new, options).await;
                 Published::Nothing
             }
             Publish::Write(when) => {
@@ -115,6 +116,20 @@ impl Index {
             Some(Err(_)) => Err(Stop::Abort("the shard's lease was lost".to_owned())),
             _ => Ok(()),
         }
+    }
+
+    /// Notes what is known of a shard that stays as it is, where that was lost, or another tool wrote it:
+    /// every row of it was read.
+    async fn note_unchanged(&self, new: New<'_>, options: &CompactOptions) {
+        let New { shard, seen, tally, spool, current, last, schema, tenure, .. } = new;
+        let Some(version) = seen else { return };
+        let is_noted = |s: &Statistics| s.version == version.as_str() && s.schema == schema;
+        if last.is_some_and(is_noted) {
+            return;
+        }
+        let (before, len, held) = (Some(version.clone()), spool.len(), tenure.is_some());
+        let same = Compacted { shard, version, before, len, tally, held };
+        self.note(same, current, last, schema, options).await;
     }
 
     /// Notes what is known of the new shard. If that fails, the next compaction reads every row.
