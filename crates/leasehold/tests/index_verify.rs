@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::env::Clock as _;
+use leasehold::env::{Clock as _, Env};
 use leasehold::index::{
     CompactOptions, Field, Index, NewIndex, Outcome, Shard, Statistics, Verified, Width,
 };
@@ -13,6 +13,7 @@ use leasehold::store::memory::Memory;
 use leasehold::store::{Delete, Put, Write};
 use leasehold::{Key, Store, StoreSettings};
 use leasehold_testkit::clock::Fast;
+use leasehold_testkit::gate::{Gated, Verb};
 use serde_json::json;
 
 struct Scene {
@@ -27,12 +28,7 @@ impl Scene {
         let clock = Fast::default();
         let memory = Arc::new(Memory::new(clock.env()));
         let store = Store::new(memory, clock.env(), StoreSettings::default()).unwrap();
-        let fields = ["k", "n:integer"].map(|name| Field::parse(name).unwrap());
-        let new = NewIndex {
-            width: Width::new(1).unwrap(),
-            ..NewIndex::with_fields(fields.to_vec()).unwrap()
-        };
-        let index = Index::create(&store, "t", new).await.unwrap();
+        let index = Index::create(&store, "t", new()).await.unwrap();
         let scene = Self { clock, store, index };
         let rows = (0..200).map(|n| json!({"k": format!("k{n}"), "n": n}));
         scene.clock.pass(scene.index.put_many(rows)).await.unwrap();
@@ -65,6 +61,12 @@ impl Scene {
         let findings = self.verify().await.findings.into_iter();
         findings.map(|found| (found.shard.to_string(), found.grave, found.what)).collect()
     }
+}
+
+fn new() -> NewIndex {
+    let fields = ["k", "n:integer"].map(|name| Field::parse(name).unwrap());
+    let width = Width::new(1).unwrap();
+    NewIndex { width, ..NewIndex::with_fields(fields.to_vec()).unwrap() }
 }
 
 fn key(file: &str) -> Key {
@@ -150,4 +152,29 @@ async fn lost_statistics_are_noted_again() {
     scene.clock.pass(scene.index.put(&json!({"k": "k1", "n": 7}))).await.unwrap();
     scene.clock.pass(scene.index.compact()).await.unwrap();
     assert_eq!(scene.found().await, []);
+}
+
+/// A compiler that forgot deletions, wrote the shard and died before it noted that, has lost nothing.
+#[tokio::test]
+async fn a_compiler_that_died_after_a_purge_is_not_accused() {
+    for lock in [true, false] {
+        let gate = Arc::new(Gated::new(Arc::new(Memory::new(Env::system()))));
+        let store = Store::new(gate.clone(), Env::system(), StoreSettings::default()).unwrap();
+        let index = Index::create(&store, "t", new()).await.unwrap();
+        let keys = || (0..200).map(|n| format!("k{n}"));
+        index.put_many(keys().map(|key| json!({"k": key, "n": 1}))).await.unwrap();
+        index.delete_many(keys()).await.unwrap();
+        index.compact().await.unwrap();
+        let mut noting = gate.stop(Verb::Put, "shards/3.json");
+        let purging = tokio::spawn({
+            let (index, options) = (index.clone(), CompactOptions { lock, ..Default::default() });
+            async move { index.purge(Duration::ZERO, true, &options).await }
+        });
+        noting.reached().await;
+        purging.abort();
+        let verified = index.verify().await.unwrap();
+        assert!(verified.findings.iter().all(|found| !found.grave), "{:?}", verified.findings);
+        let three = verified.findings.iter().find(|found| found.shard.to_string() == "3");
+        assert!(three.unwrap().what.contains("no statistics"), "{three:?}");
+    }
 }

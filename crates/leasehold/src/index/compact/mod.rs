@@ -271,6 +271,7 @@ impl Index {
             Some(_) => store.get(&layout.statistics(shard)).await?,
             None => None,
         };
+        let noted = statistics.as_ref().map(|object| object.meta.version.clone());
         let statistics = statistics.and_then(|object| Statistics::parse(&object.body));
         let fingerprint = known.schema.fingerprint();
         let ours = |statistics: &&Statistics| {
@@ -333,6 +334,7 @@ impl Index {
             tenure,
             current,
             last: statistics.as_ref(),
+            noted,
             schema: fingerprint,
         };
         let published = self.publish(new, options, &mut done).await?;
