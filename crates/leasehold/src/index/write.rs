@@ -50,9 +50,16 @@ impl Index {
     /// Writes many records. If one does not fit the schema, nothing is written. One PUT per shard.
     pub async fn put_many<T: Serialize>(&self, records: impl IntoIterator<Item = T>) -> Result<()> {
         let mut batch = self.batch().await?;
+        // Not one by one as below: then all that the records come from would have to be `Send`.
+        let mut rest = Vec::new();
         for record in records {
             let record = to_map(&record)?;
-            self.add_to(&mut batch, &record).await?;
+            if !rest.is_empty() || batch.put_json(&record).is_err() {
+                rest.push(record);
+            }
+        }
+        for record in &rest {
+            self.add_to(&mut batch, record).await?;
         }
         batch.flush().await
     }
@@ -102,8 +109,8 @@ impl Index {
         &self,
         keys: impl IntoIterator<Item = T>,
     ) -> Result<()> {
-        let mut batch = self.batch().await?;
         let keys: Vec<String> = keys.into_iter().map(Into::into).collect();
+        let mut batch = self.batch().await?;
         for keys in keys.chunks(AT_ONCE) {
             let mut looks = JoinSet::new();
             for key in keys.iter().cloned() {
