@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -45,6 +46,9 @@ pub struct Reading {
     pub store: StoreTime,
     /// When we heard it.
     pub at: BootTime,
+    /// How much later it may have been by then: a bucket tells whole seconds, rounded down, and its
+    /// answer is on its way for a while. Zero where the time is exact.
+    pub unsure: Duration,
 }
 
 /// A kind of store. Every call is one request: it is not retried, and an outcome that is not known

@@ -271,6 +271,7 @@ impl Index {
             Some(_) => store.get(&layout.statistics(shard)).await?,
             None => None,
         };
+        let noted = statistics.as_ref().map(|object| object.meta.version.clone());
         let statistics = statistics.and_then(|object| Statistics::parse(&object.body));
         let fingerprint = known.schema.fingerprint();
         let ours = |statistics: &&Statistics| {
@@ -333,6 +334,7 @@ impl Index {
             tenure,
             current,
             last: statistics.as_ref(),
+            noted,
             schema: fingerprint,
         };
         let published = self.publish(new, options, &mut done).await?;
@@ -359,10 +361,9 @@ impl Index {
 
     /// Rows that do not fit may be of a newer schema than ours: then they are not bad, we are late.
     async fn still_that(&self, schema: &Schema) -> Result<(), Stop> {
-        self.refresh().await?;
-        match self.schema().fingerprint() == schema.fingerprint() {
-            true => Ok(()),
-            false => Err(Stop::Abort("the schema was changed meanwhile".to_owned())),
+        match self.has_other_schema(schema).await? {
+            false => Ok(()),
+            true => Err(Stop::Abort("the schema was changed meanwhile".to_owned())),
         }
     }
 }

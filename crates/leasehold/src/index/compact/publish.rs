@@ -38,6 +38,8 @@ pub(super) struct New<'a> {
     pub current: Option<&'a Statistics>,
     /// and the last there are.
     pub last: Option<&'a Statistics>,
+    /// in this version.
+    pub noted: Option<Version>,
     pub schema: String,
 }
 
@@ -56,10 +58,12 @@ impl Index {
             Publish::Nothing => {
                 // Others wrote it: it must be on disk before what it is made of goes.
                 store.persist(std::slice::from_ref(&key)).await?;
+                self.note_unchanged(new, options).await;
                 Published::Nothing
             }
             Publish::Write(when) => {
                 self.still_ours(new.started, new.tenure)?;
+                let noted = self.unnote(&new).await?;
                 let first = mutant::is(Mutant::FirstShardWrite) && new.seen.is_none();
                 let when = if new.blind || first { When::Any } else { when };
                 let held = new.tenure.is_some();
@@ -83,7 +87,8 @@ impl Index {
                 };
                 match put {
                     Put::Stored(version) => {
-                        let after = Compacted { shard, version, before: seen, len, tally, held };
+                        let before = seen;
+                        let after = Compacted { shard, version, before, len, tally, held, noted };
                         self.note(after, current, last, schema, options).await;
                         Published::Stored
                     }
@@ -117,6 +122,34 @@ impl Index {
         }
     }
 
+    /// Removes statistics that say more rows than the new shard will have: should we die before we note
+    /// where the others are, nobody could tell that from a loss. Returns which are there then.
+    async fn unnote(&self, new: &New<'_>) -> Result<Option<Version>, Stop> {
+        if new.last.is_none_or(|last| last.rows <= new.tally.counts.rows_after) {
+            return Ok(new.noted.clone());
+        }
+        match self.0.store.delete(&self.0.layout.statistics(new.shard)).await? {
+            Delete::Deleted => Ok(None),
+            Delete::Refused | Delete::Contended | Delete::Unknown(_) => {
+                Err(Stop::Abort("its statistics could not be removed".to_owned()))
+            }
+        }
+    }
+
+    /// Notes what is known of a shard that stays as it is, where that was lost, or another tool wrote it:
+    /// every row of it was read.
+    async fn note_unchanged(&self, new: New<'_>, options: &CompactOptions) {
+        let New { shard, seen, tally, spool, current, last, noted, schema, tenure, .. } = new;
+        let Some(version) = seen else { return };
+        let is_noted = |s: &Statistics| s.version == version.as_str() && s.schema == schema;
+        if last.is_some_and(is_noted) {
+            return;
+        }
+        let (before, len, held) = (Some(version.clone()), spool.len(), tenure.is_some());
+        let same = Compacted { shard, version, before, len, tally, held, noted };
+        self.note(same, current, last, schema, options).await;
+    }
+
     /// Notes what is known of the new shard. If that fails, the next compaction reads every row.
     async fn note(
         &self,
@@ -126,7 +159,7 @@ impl Index {
         schema: String,
         options: &CompactOptions,
     ) {
-        let Compacted { shard, version, before, len, tally, held } = after;
+        let Compacted { shard, version, before, len, tally, held, noted } = after;
         let digest_before = tally.before.or(current.map(|s| s.digest)).unwrap_or_default();
         let deletions = current.map_or(tally.deletions_before, |statistics| statistics.deletions);
         let Ok(now) = self.now().await else { return };
@@ -154,7 +187,13 @@ impl Index {
             file,
         };
         let key = self.0.layout.statistics(shard);
-        let write = Write::any().durability(Durability::Volatile);
+        // Without the lease, somebody may have noted a later one.
+        let write = match (held, noted) {
+            (true, _) => Write::any(),
+            (false, Some(noted)) => Write::when(When::Matches(noted), Proof::Bytes),
+            (false, None) => Write::when(When::Absent, Proof::Bytes),
+        };
+        let write = write.durability(Durability::Volatile);
         match self.0.store.put(&key, statistics.to_bytes().into(), write).await {
             Ok(Put::Stored(_)) => {}
             other => tracing::debug!(?other, %shard, "the statistics could not be written"),
@@ -268,4 +307,6 @@ struct Compacted {
     tally: Tally,
     /// Whether its lease is held.
     held: bool,
+    /// The version of the statistics that these take the place of.
+    noted: Option<Version>,
 }

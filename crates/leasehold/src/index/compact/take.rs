@@ -111,10 +111,6 @@ impl Index {
             let large = self.read_objects(keys, each).await?;
             for key in large {
                 let ours = self.0.layout.is_ours(key.as_str());
-                reading.ahead = match ours {
-                    true => i64::MAX,
-                    false => self.now().await?.plus(AHEAD).as_micros(),
-                };
                 match self.take_large(&key, shard, &mut reading, options).await? {
                     Some(version) if !ours => flat.push((key, version)),
                     Some(_) => {}
@@ -153,7 +149,8 @@ impl Index {
         Ok(Taken { sorted: sorter.finish()?, records, quarantined, flat, resorted })
     }
 
-    /// Reads an object that is too large for memory, and returns its version, or `None` if it is gone.
+    /// Reads an object that is too large for memory, and returns its version, or `None` if it is gone. As
+    /// with the others, records that were not checked when they were put are judged by this answer's time.
     async fn take_large(
         &self,
         key: &Key,
@@ -162,6 +159,10 @@ impl Index {
         options: &CompactOptions,
     ) -> Result<Option<Version>, Stop> {
         let Some(source) = self.0.store.open(key).await? else { return Ok(None) };
+        reading.ahead = match self.0.layout.is_ours(key.as_str()) {
+            true => i64::MAX,
+            false => source.meta().now.plus(AHEAD).as_micros(),
+        };
         let mut pieces = Pieces::of(&*source, SMALL);
         while let Some(rows) = pieces.next().await? {
             reading.read(key, &rows)?;

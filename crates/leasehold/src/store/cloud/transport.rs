@@ -134,6 +134,7 @@ impl Transport {
         let patience = self.timeout + Duration::from_millis(size / 64);
         let is_head = request.method() == http::Method::HEAD;
         request.headers_mut().insert(http::header::USER_AGENT, AGENT);
+        let sent = self.env.clock().boot();
         let (response, lent) = match tokio::time::timeout(patience, client.send(to, request)).await
         {
             Ok(Ok(answered)) => answered,
@@ -146,7 +147,9 @@ impl Transport {
         if let Some(store) = date
             && class != Class::Other
         {
-            let reading = Reading { store, at: self.env.clock().boot() };
+            let at = self.env.clock().boot();
+            let unsure = Duration::from_secs(1) + at.since(sent);
+            let reading = Reading { store, at, unsure };
             *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
         }
         let mut code = header(&headers, "x-ms-error-code").unwrap_or_default().to_owned();

@@ -30,6 +30,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -172,7 +173,7 @@ impl Backend for Dir {
 
     fn reading(&self) -> Option<Reading> {
         let clock = self.0.env.clock();
-        Some(Reading { store: clock.wall(), at: clock.boot() })
+        Some(Reading { store: clock.wall(), at: clock.boot(), unsure: Duration::ZERO })
     }
 
     async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
