@@ -192,7 +192,7 @@ impl Index {
             // Only in the version that was merged: whoever overwrote it meanwhile meant it.
             let deleted = match mutant::is(Mutant::InboxOverwrite) {
                 true => store.delete(key).await,
-                false => store.delete_version(key, version).await,
+                false => store.delete_foreign(key, version).await,
             };
             match deleted {
                 Ok(Delete::Deleted) => done.swept += 1,
