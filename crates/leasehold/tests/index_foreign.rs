@@ -212,3 +212,27 @@ async fn a_mark_before_the_first_row_is_not_part_of_the_key() {
         assert!(index.quarantined().await.unwrap().is_empty());
     }
 }
+
+/// What nobody will ever read is at least counted.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_mean_nothing_are_counted() {
+    let (_folder, index, base) = in_a_directory().await;
+    index.put(&json!({"domain": KEY, "n": 1})).await.unwrap();
+    std::fs::write(base.join("example.com.usv"), row(KEY, 2)).unwrap();
+    assert_eq!(index.status(false).await.unwrap().unknown, 0);
+    for name in
+        ["50%.usv", "a%2Fb.usv", "notes.txt", "inbox/A3/x.usv", "inbox/a3/x.tmp", "inbox/a/y.usv"]
+    {
+        let path = base.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, row(KEY, 3)).unwrap();
+    }
+    std::os::unix::fs::symlink("example.com.usv", base.join("link.usv")).unwrap();
+    std::fs::create_dir(base.join("folder")).unwrap();
+    std::fs::write(base.join("folder/x.usv"), row(KEY, 3)).unwrap();
+    let status = index.status(true).await.unwrap();
+    assert_eq!((status.unknown, status.flat_files, status.total().inbox_objects), (8, 1, 1));
+    index.compact().await.unwrap();
+    assert_eq!(index.status(true).await.unwrap().unknown, 8);
+    assert_eq!(n(&index, KEY).await, Some(json!(1)));
+}
