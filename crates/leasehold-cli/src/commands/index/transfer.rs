@@ -265,7 +265,7 @@ pub async fn export(index: &Index, format: Format) -> anyhow::Result<Exit> {
                     serde_json::to_writer(&mut out, &schema.read_json(row))?;
                     out.write_all(b"\n")?;
                 }
-                Format::Csv => table.write_record(&values(row))?,
+                Format::Csv => table.write_record(values(row))?,
                 Format::Tsv => tabular::write(&values(row), &mut out)?,
             }
         }
