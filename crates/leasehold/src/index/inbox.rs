@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_protocol::format::root::Limit;
+use leasehold_protocol::format::usv;
 use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::{KeyHash, Shard};
@@ -11,8 +13,8 @@ use leasehold_protocol::shard::{KeyHash, Shard};
 use super::cache::CachedInbox;
 use super::{Index, Inner};
 use crate::store::large::{SMALL, Stamp};
-use crate::store::{Detail, Kind, List, Object, PAGE};
-use crate::{Key, Result, StoreTime};
+use crate::store::{Detail, Kind, List, Meta, Object, PAGE};
+use crate::{Error, ErrorKind, Key, Result, StoreTime};
 
 /// How many inbox objects of a bucket are read at a time, by all who read an index: where requests keep a
 /// pace, everything else waits behind these.
@@ -20,6 +22,13 @@ pub(super) const WINDOW: usize = 24;
 
 /// How many names of a shard's inbox are kept.
 const MOST_NAMES: usize = 10_000;
+
+/// How long nobody must have written to another tool's file before it is taken in and deleted: a tool that
+/// has it open goes on writing into a file that is no more.
+const STILL: Duration = Duration::from_secs(5);
+
+/// The same for a file that looks unfinished: empty, or its last row without an end.
+const UNFINISHED: Duration = Duration::from_secs(60);
 
 /// The pending objects of all shards that have any.
 pub(super) type Backlog = BTreeMap<Shard, Listed>;
@@ -176,20 +185,37 @@ impl Index {
         keys.iter().filter(may_hold).cloned().collect()
     }
 
+    /// Whether another tool may still be writing this file, of which this is the last byte. Only in a
+    /// directory: an object of a bucket is there as a whole or not at all.
+    pub(super) fn may_be_written(&self, meta: &Meta, last: Option<u8>) -> bool {
+        if self.0.store.kind() != Kind::Directory {
+            return false;
+        }
+        let ended = matches!(last, Some(usv::END | usv::RECORD));
+        let still = if ended { STILL } else { UNFINISHED };
+        // Who writes now writes no time far ahead: it was set, or the clock was set back. Such a file
+        // must not wait until then.
+        meta.modified <= meta.now.plus(UNFINISHED) && meta.now.since(meta.modified) < still
+    }
+
     /// Reads these objects and hands each to `each`, in any order; `None` for one that is gone. Returns
-    /// those that are too large for that: they are to be read in pieces.
+    /// what could not be handed over.
     pub(super) async fn read_objects(
         &self,
         keys: &[Key],
         mut each: impl FnMut(&Key, Option<Object>) -> Result<()>,
-    ) -> Result<Vec<Key>> {
+    ) -> Result<Unread> {
         let store = &self.0.store;
-        let mut large = Vec::new();
+        let mut unread = Unread::default();
         let mut hand_over = |key: Key, read: Small| match read {
             Small::Gone => each(&key, None),
             Small::Whole(object) => each(&key, Some(object)),
             Small::TooLarge => {
-                large.push(key);
+                unread.large.push(key);
+                Ok(())
+            }
+            Small::Unreadable => {
+                unread.left += 1;
                 Ok(())
             }
         };
@@ -200,7 +226,7 @@ impl Index {
                     tokio::task::yield_now().await;
                 }
             }
-            return Ok(large);
+            return Ok(unread);
         }
         let mut reads = tokio::task::JoinSet::new();
         let mut rest = keys.iter();
@@ -221,7 +247,7 @@ impl Index {
                     (read, key)
                 });
             }
-            let Some(read) = reads.join_next().await else { return Ok(large) };
+            let Some(read) = reads.join_next().await else { return Ok(unread) };
             let (read, key) = read.map_err(|error| {
                 crate::Error::unavailable("reading was interrupted").caused_by(error)
             })?;
@@ -230,11 +256,29 @@ impl Index {
     }
 }
 
+/// What was not handed over of the objects that were to be read.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    /// Too large for that: to be read in pieces.
+    pub large: Vec<Key>,
+    /// How many files of other tools cannot be read.
+    pub left: u64,
+}
+
+/// Whether this is about one file of another tool, which must not keep the others from being read: it
+/// belongs to somebody else, or the disk has lost it.
+pub(super) fn is_unreadable(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    let lost = source == Some(&rustix::io::Errno::IO);
+    lost || matches!(error.kind(), ErrorKind::Denied | ErrorKind::Data)
+}
+
 /// An object that is read at once if it is small.
 enum Small {
     Gone,
     Whole(Object),
     TooLarge,
+    Unreadable,
 }
 
 impl Small {
@@ -245,7 +289,17 @@ impl Small {
         if single && layout.is_ours(key.as_str()) {
             return Ok(store.get(key).await?.map_or(Self::Gone, Self::Whole));
         }
-        let Some(source) = store.open(key).await? else { return Ok(Self::Gone) };
+        match Self::open(index, key).await {
+            Err(error) if is_unreadable(&error) && !layout.is_ours(key.as_str()) => {
+                tracing::warn!(%key, %error, "left where it is");
+                Ok(Self::Unreadable)
+            }
+            read => read,
+        }
+    }
+
+    async fn open(index: &Index, key: &Key) -> Result<Self> {
+        let Some(source) = index.0.store.open(key).await? else { return Ok(Self::Gone) };
         if source.meta().size > SMALL as u64 {
             return Ok(Self::TooLarge);
         }
@@ -340,7 +394,7 @@ mod tests {
                     gone += usize::from(object.is_none());
                     Ok(())
                 });
-                assert!(large.await.unwrap().is_empty());
+                assert!(large.await.unwrap().large.is_empty());
                 assert_eq!(gone, keys.len());
             })
         });

@@ -18,10 +18,11 @@ use serde_json::{Map, Value};
 
 use super::cache::{CachedShard, Flat, Kept};
 use super::find::{Steps, find, find_by_reading, find_in_source, in_order, latest};
+use super::inbox::is_unreadable;
 use super::write::AHEAD;
 use super::{Index, Inner, Known};
 use crate::store::large::{PIECE, Source, Stamp};
-use crate::store::{Get, Kind, List};
+use crate::store::{Get, Kind, List, Object};
 use crate::{Error, ErrorKind, Key, Result};
 
 /// How fresh an answer must be.
@@ -245,7 +246,7 @@ impl Index {
             let checked = self.0.layout.is_ours(key.as_str());
             if let Some(rows) = self.0.cache.object(&key) {
                 bodies.push(Body { rows, checked });
-            } else if let Some(object) = self.0.store.get(&key).await? {
+            } else if let Some(object) = self.get_pending(&key, checked).await? {
                 // Under another tool's name there may be something else the next time.
                 if checked {
                     self.0.cache.keep_object(key, object.body.clone());
@@ -255,6 +256,17 @@ impl Index {
             // Else merged meanwhile: the shard, which is read after this, has it.
         }
         Ok(bodies)
+    }
+
+    async fn get_pending(&self, key: &Key, ours: bool) -> Result<Option<Object>> {
+        match self.0.store.get(key).await {
+            // It may hold any key, and must not keep us from reading the others.
+            Err(error) if !ours && is_unreadable(&error) => {
+                tracing::warn!(%key, %error, "left out");
+                Ok(None)
+            }
+            read => read,
+        }
     }
 
     async fn flat_body(&self, key: &str) -> Result<Option<Bytes>> {
@@ -313,7 +325,8 @@ impl Index {
     ) -> Result<Option<Bytes>> {
         let mut best = None;
         let mut row = Vec::new();
-        for raw in usv::rows(&body.rows) {
+        let rows = if body.checked { &body.rows[..] } else { usv::unmarked(&body.rows) };
+        for raw in usv::rows(rows) {
             row.clear();
             let Ok(parsed) = schema.canonical(raw, &mut row) else {
                 *unreadable = true;

@@ -89,6 +89,11 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// Deletes the object: in any state, or in this version only.
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete>;
 
+    /// Deletes an object in this version only, which other programs may write, whatever locks we have.
+    async fn delete_foreign(&self, key: &Key, version: &Version) -> Result<Delete> {
+        self.delete(key, Some(version)).await
+    }
+
     /// Deletes a lease in this version and remembers its token, so that [`Backend::floor`] knows it.
     async fn retire(&self, key: &Key, version: &Version, token: u64) -> Result<Delete> {
         let _ = token;

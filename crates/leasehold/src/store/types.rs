@@ -318,6 +318,8 @@ pub struct Page {
     pub prefixes: Vec<String>,
     /// The store's time of this page.
     pub now: Option<StoreTime>,
+    /// How many files were passed over because no key has their name, or they are none: a directory only.
+    pub unnamed: u64,
 }
 
 impl Page {

@@ -305,9 +305,7 @@ impl Shown {
             let left = sum(|done| done.left);
             text.push_str(&paint(
                 WARN,
-                format_args!(
-                    ", {left} flat files left in place: the store cannot delete conditionally"
-                ),
+                format_args!(", {left} files of other tools left in place"),
             ));
         }
         render::line(text)

@@ -4,6 +4,7 @@ mod compile;
 mod look;
 #[cfg(feature = "sql")]
 mod query;
+mod tabular;
 mod transfer;
 
 use std::io::Read as _;
@@ -228,7 +229,7 @@ async fn put(index: &Index, values: &[String]) -> anyhow::Result<Exit> {
     if values.is_empty() {
         let mut text = String::new();
         std::io::stdin().lock().read_to_string(&mut text).context("cannot read standard input")?;
-        record = serde_json::from_str(&text)
+        record = leasehold::protocol::format::json::read(&text)
             .map_err(|error| invalid(format!("standard input is not a JSON object: {error}")))?;
     }
     // Who types it means now, whatever time the record that is there says.

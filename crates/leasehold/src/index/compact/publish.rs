@@ -210,8 +210,8 @@ impl Index {
     ) {
         let store = &self.0.store;
         let mut swept = Ok(());
-        // Those that other tools may overwrite are among the flat ones, with their versions.
-        let ours: Cow<'_, [Key]> = match flat.is_empty() {
+        // Those that other tools may overwrite are among the flat ones, with their versions, or left.
+        let ours: Cow<'_, [Key]> = match flat.is_empty() && done.left == 0 {
             true => pending.into(),
             false => {
                 pending.iter().filter(|key| self.0.layout.is_ours(key.as_str())).cloned().collect()
@@ -231,7 +231,7 @@ impl Index {
             // Only in the version that was merged: whoever overwrote it meanwhile meant it.
             let deleted = match mutant::is(Mutant::InboxOverwrite) {
                 true => store.delete(key).await,
-                false => store.delete_version(key, version).await,
+                false => store.delete_foreign(key, version).await,
             };
             match deleted {
                 Ok(Delete::Deleted) => done.swept += 1,

@@ -14,6 +14,7 @@ mod discard;
 mod fence;
 mod files;
 mod flush;
+mod foreign;
 mod journal;
 mod large;
 mod list;
@@ -237,6 +238,24 @@ impl Backend for Dir {
         let (at, version) = (key.clone(), version.cloned());
         self.locked(key, move |work, stripe| {
             let outcome = remove(work, &at, version.as_ref())?;
+            if matches!(outcome, Delete::Deleted) {
+                work.note_deleted([&at]);
+                drop(stripe);
+                work.tidy(&path_of(at.as_str()), false);
+            }
+            Ok(outcome)
+        })
+        .await
+    }
+
+    async fn delete_foreign(&self, key: &Key, version: &Version) -> Result<Delete> {
+        self.0.meter.request(Class::Delete, 0);
+        if self.0.root()?.is_none() {
+            return Ok(Delete::Refused);
+        }
+        let (at, version, random) = (key.clone(), version.clone(), self.0.env.random());
+        self.locked(key, move |work, stripe| {
+            let outcome = foreign::remove(work, &at, &version, random)?;
             if matches!(outcome, Delete::Deleted) {
                 work.note_deleted([&at]);
                 drop(stripe);
