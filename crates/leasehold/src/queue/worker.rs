@@ -228,7 +228,7 @@ impl Worker {
             if ends {
                 for source in &self.queues {
                     source.tell_of_unknown();
-                    source.sweep_what_we_made().await;
+                    Box::pin(source.sweep_what_we_made()).await;
                 }
                 return Ok(None);
             }
