@@ -439,7 +439,7 @@ fn formats_can_be_given_by_flag() {
     let pad = |words: &[&str]| run(leasehold(dir).arg("pad").args(words));
     let (code, _, err) = pad(&["write", "state", "--format", "json", "--text", "{"]);
     assert_eq!(code, 2);
-    assert!(err.contains("not valid Json") && err.contains("nothing was written"), "{err}");
+    assert!(err.contains("not valid JSON") && err.contains("nothing was written"), "{err}");
     assert_eq!(pad(&["write", "state", "--format", "json", "--text", "{\"n\": 1}"]).0, 0);
     assert_eq!(pad(&["update", "state", "--format", "yaml", "--", "echo", "a: [1"]).0, 2);
     assert_eq!(pad(&["update", "state", "--format", "yaml", "--", "echo", "a: 1"]).0, 0);
