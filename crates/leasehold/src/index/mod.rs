@@ -157,6 +157,8 @@ struct Inner {
     unswept: Arc<tokio::sync::Semaphore>,
     /// Compilers that publish together.
     convoy: Arc<convoy::Convoy>,
+    /// Who may open a shard before there is room for its compaction.
+    opening: tokio::sync::Semaphore,
     /// Whose turn it is to list an inbox.
     listing: tokio::sync::Mutex<()>,
     /// Shards that are sent from a file through memory, one after the other.
@@ -261,6 +263,7 @@ impl Index {
             memory: Arc::new(tokio::sync::Semaphore::new(kib)),
             unswept: Arc::new(tokio::sync::Semaphore::new(settings.most_unswept())),
             convoy: Arc::default(),
+            opening: tokio::sync::Semaphore::new(compact::OPENING),
             listing: tokio::sync::Mutex::default(),
             sending: tokio::sync::Mutex::default(),
             known: RwLock::new(Arc::new(Known { package: Arc::new(package), schema, version })),

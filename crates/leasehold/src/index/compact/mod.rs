@@ -14,7 +14,7 @@ mod merge;
 mod publish;
 mod take;
 
-use leasehold_protocol::compile::{self, Merger, Mode};
+use leasehold_protocol::compile::{self, Merger, Mode, Publish};
 use leasehold_protocol::format::datapackage::Schema;
 use leasehold_protocol::format::lease::Dialect;
 use leasehold_protocol::format::statistics::{Counts, Statistics};
@@ -24,15 +24,20 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::convoy::Place;
 use super::inbox::Waiting;
-use super::sort::Spool;
+use super::sort::{Spool, Spooled};
 use super::{CompactOptions, Index};
 use crate::lease::{Attempt, Desk, Tenure, Terms};
+use crate::store::Kind;
 use crate::{Error, ErrorKind, Key, Result};
 
+pub(super) use memory::OPENING;
 use merge::Merging;
 pub(super) use merge::Pieces;
 use publish::New;
 use take::{Inbox, Taken};
+
+/// This many inbox objects of a shard are deleted when it is published, not with others'.
+const FEW: u32 = 8;
 
 /// What became of a compaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,6 +104,8 @@ impl Compaction {
 pub(super) struct Work {
     /// The inbox objects, if they were listed already.
     pub pending: Option<Vec<Key>>,
+    /// How many bytes those have, as far as that was listed.
+    pub bytes: u64,
     /// Whether there may be more than those.
     pub more: bool,
     /// Files of the flat inbox.
@@ -183,7 +190,13 @@ impl Index {
     }
 
     async fn let_go(&self, shard: Shard, tenure: Tenure) {
-        if let Err(error) = tenure.release().await {
+        // In a directory the lock file goes: a record that stays would be written over twice by the next
+        // compaction, and tokens are kept elsewhere there.
+        let released = match self.0.store.kind() {
+            Kind::Directory => tenure.remove().await.map(|_| ()),
+            _ => tenure.release().await,
+        };
+        if let Err(error) = released {
             tracing::debug!(%error, %shard, "the lease could not be released; its ttl will end it");
         }
     }
@@ -234,7 +247,8 @@ impl Index {
             None => Some(self.turn(work).await),
         };
         let listed = work.pending.as_ref();
-        let mut inbox = listed.map(|keys| Inbox { keys: keys.into(), more: work.more });
+        let (bytes, more) = (work.bytes, work.more);
+        let mut inbox = listed.map(|keys| Inbox { keys: keys.into(), bytes, more });
         let mut early = None;
         if mutant::is(Mutant::CompilerOrder) {
             let listed = match inbox.take() {
@@ -252,6 +266,11 @@ impl Index {
         if let (Some(size), Some(inbox)) = (told, &inbox) {
             reserved = Some(self.reserve(self.plan(inbox, work, to_sort(size)), size, work).await?);
         }
+        // Elsewhere opening one reads its beginning, of which only so many wait for room.
+        let opening = match reserved {
+            Some(_) => None,
+            None => self.0.opening.acquire().await.ok(),
+        };
         let started = store.env().clock().boot();
         // The version first, then the inbox. `None` is a proven absence; a failed read ends here.
         let opened = store.open(&key).await;
@@ -266,7 +285,7 @@ impl Index {
             Some(reserved) => reserved,
             None => self.reserve(self.plan(&inbox, work, to_sort(size)), size, work).await?,
         };
-        drop(turn);
+        drop((turn, opening));
         let statistics = match &source {
             Some(_) => store.get(&layout.statistics(shard)).await?,
             None => None,
@@ -317,9 +336,18 @@ impl Index {
         }
         let seen = source.as_ref().map(|source| source.meta().version.clone());
         drop((sorted, source));
-        memory.keep(spool.in_memory() + plan.names);
-        if let Some(place) = &work.place {
-            place.depart(spool.len(), store.env()).await;
+        let (len, mut kept, mut body) = (spool.len(), spool.in_memory(), spool.finish());
+        if work.place.is_some()
+            && let Publish::Write(_) = compile::publish(&tally, seen.as_ref())
+            && let Spooled::Memory(bytes) = &body
+            && let Some(staged) = store.stage(&key, bytes).await?
+        {
+            (kept, body) = (0, Spooled::Staged(staged));
+        }
+        memory.keep(kept + plan.names);
+        let place = work.place.as_ref();
+        if let (Some(place), Spooled::Memory(_) | Spooled::File(_)) = (place, &body) {
+            place.depart(len, store.env()).await;
         }
         let mut done = Compaction::new(shard, Outcome::Unchanged);
         (done.counts, done.more) = (tally.counts, inbox.more);
@@ -328,7 +356,9 @@ impl Index {
             seen,
             blind: failed,
             tally,
-            spool,
+            body,
+            len,
+            place,
             started,
             tenure,
             current,
@@ -341,12 +371,12 @@ impl Index {
             return Ok(done.into());
         }
         // Not where the next round would list them again, nor where there are too many to keep: all who
-        // end at the same time might have as many.
+        // end at the same time might have as many. Nor a few: nobody is the worse for deleting those now.
         let names = u32::try_from(inbox.keys.len()).unwrap_or(u32::MAX);
         if work.later
             && !inbox.more
             && flat.is_empty()
-            && names > 0
+            && names > FEW
             && let Ok(room) = self.0.unswept.clone().try_acquire_many_owned(names)
         {
             let keys = inbox.keys.into_owned();

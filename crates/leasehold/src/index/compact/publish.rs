@@ -9,7 +9,8 @@ use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::shard::Shard;
 
-use super::super::sort::{Spool, Spooled};
+use super::super::convoy::Place;
+use super::super::sort::Spooled;
 use super::{CompactOptions, Compaction, Done, Index, Outcome, Stop};
 use crate::env::BootTime;
 use crate::lease::Tenure;
@@ -30,7 +31,10 @@ pub(super) struct New<'a> {
     /// Whether that could not be read ([`Mutant::FailedShardRead`]).
     pub blind: bool,
     pub tally: Tally,
-    pub spool: Spool,
+    pub body: Spooled,
+    pub len: u64,
+    /// With whom it is published, if it is staged.
+    pub place: Option<&'a Place>,
     /// When the old one was read.
     pub started: BootTime,
     pub tenure: Option<&'a Tenure>,
@@ -63,13 +67,20 @@ impl Index {
                 let first = mutant::is(Mutant::FirstShardWrite) && new.seen.is_none();
                 let when = if new.blind || first { When::Any } else { when };
                 let held = new.tenure.is_some();
-                let New { seen, tally, spool, current, last, schema, started, .. } = new;
-                let len = spool.len();
+                let New { seen, tally, body, len, current, last, schema, started, .. } = new;
                 (done.bytes, done.created) = (len, seen.is_none());
-                // Once what it says was purged, the shard may be what we have read again.
-                let write = Write::when(when, Proof::Bytes).until(started.plus(PUBLISH_WITHIN));
-                let put = match spool.finish() {
-                    Spooled::Memory(bytes) => store.put(&key, bytes.into(), write).await?,
+                // Once what it says was purged, the shard may be what we have read again. Nor do others
+                // wait for one whose lease may be over by then.
+                let trusted = new.tenure.map_or(PUBLISH_WITHIN, Tenure::trusted_for);
+                let until = store.env().clock().boot().plus(trusted);
+                let until = until.min(started.plus(PUBLISH_WITHIN));
+                let write = Write::when(when, Proof::Bytes).until(until);
+                let put = match body {
+                    Spooled::Memory(bytes) => store.put(&key, bytes, write).await?,
+                    Spooled::Staged(staged) => match new.place {
+                        Some(place) => place.publish(store, staged, write).await?,
+                        None => store.publish(vec![(staged, write)]).await.swap_remove(0)?,
+                    },
                     Spooled::File(file) => {
                         // In a directory one that is not so large has to be read whole: its
                         // version is told by its content.
