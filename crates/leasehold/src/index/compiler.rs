@@ -388,7 +388,7 @@ impl Index {
     /// Where flushes are worth sharing.
     fn place(&self, options: &CompactOptions) -> Option<Place> {
         let directory = self.store().kind() == Kind::Directory && options.parallel > 1;
-        directory.then(|| self.0.convoy.join())
+        directory.then(|| self.0.convoy.join(self.0.settings.compiler_bytes))
     }
 
     /// Whether it is worth it to compact a shard. Asks for sizes and times only if it matters.

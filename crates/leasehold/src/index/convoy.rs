@@ -11,8 +11,10 @@
 //! ```
 //!
 //! A convoy leaves when it is large enough, when nobody else is on the way, or when its first has waited
-//! for long. Who waits has its shard in a file: it needs neither memory nor one of the places of those who
-//! are at work. It saves work and is never needed: whoever does not join publishes alone.
+//! for long. Who waits has its shard in a file: it needs neither much memory nor one of the places of those
+//! who are at work. What memory they have, for names, others may wait for who are waited for: so a convoy
+//! leaves before it has half of it all, and who needs more than the other half is not waited for. It saves
+//! work and is never needed: whoever does not join publishes alone.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,7 +46,17 @@ struct State {
     /// How many have joined and have yet to depart.
     coming: usize,
     waiting: Vec<Waiting>,
-    bytes: u64,
+    /// What they have to write, and what they have of the memory that all share.
+    load: Load,
+}
+
+/// What a compaction brings along.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Load {
+    /// Bytes to write.
+    pub bytes: u64,
+    /// Bytes in memory.
+    pub kept: u64,
 }
 
 /// Who waits.
@@ -65,14 +77,16 @@ struct Cargo {
 }
 
 impl State {
-    fn go_if_ready(&mut self) {
-        if self.coming == 0 || self.waiting.len() >= CROWD || self.bytes >= LOAD {
+    fn go_if_ready(&mut self, memory: u64) {
+        let Load { bytes, kept } = self.load;
+        let full = self.waiting.len() >= CROWD || bytes >= LOAD || kept >= memory / 2;
+        if self.coming == 0 || full {
             self.go();
         }
     }
 
     fn go(&mut self) {
-        self.bytes = 0;
+        self.load = Load::default();
         let mut cargo = Vec::new();
         for waiting in self.waiting.drain(..) {
             match waiting {
@@ -101,10 +115,11 @@ async fn publish(cargo: Vec<Cargo>) {
 }
 
 impl Convoy {
-    /// Joins those who are at work.
-    pub fn join(self: &Arc<Self>) -> Place {
+    /// Joins those who are at work, and share this many bytes of memory.
+    pub fn join(self: &Arc<Self>, memory: u64) -> Place {
         self.state().coming += 1;
-        Place { convoy: self.clone(), coming: AtomicBool::new(true), turn: Mutex::default() }
+        let (convoy, coming) = (self.clone(), AtomicBool::new(true));
+        Place { convoy, coming, memory, turn: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -117,6 +132,7 @@ impl Convoy {
 pub(super) struct Place {
     convoy: Arc<Convoy>,
     coming: AtomicBool,
+    memory: u64,
     turn: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
@@ -132,7 +148,14 @@ impl Place {
         if self.coming.swap(false, SeqCst) {
             let mut state = self.convoy.state();
             state.coming -= 1;
-            state.go_if_ready();
+            state.go_if_ready(self.memory);
+        }
+    }
+
+    /// The same before it waits for this much memory, if those who wait for it may have that.
+    pub fn leave_for(&self, bytes: u64) {
+        if bytes > self.memory / 2 {
+            self.leave();
         }
     }
 
@@ -143,34 +166,42 @@ impl Place {
         }
     }
 
-    /// Returns when the convoy leaves, having this many bytes to write.
-    pub async fn depart(&self, bytes: u64, env: &Env) {
+    /// Returns when the convoy leaves.
+    pub async fn depart(&self, load: Load, env: &Env) {
         let (tell, told) = oneshot::channel();
-        self.wait_in(Waiting::Alone(tell), bytes);
+        self.wait_in(Waiting::Alone(tell), load);
         let _ = self.patiently(told, env).await;
     }
 
     /// Is published with the convoy.
-    pub async fn publish(&self, store: &Store, staged: Staged, write: Write) -> Result<Put> {
+    pub async fn publish(
+        &self,
+        store: &Store,
+        staged: Staged,
+        write: Write,
+        kept: u64,
+    ) -> Result<Put> {
         let (tell, told) = oneshot::channel();
-        let (bytes, store) = (staged.len(), store.clone());
+        let (load, store) = (Load { bytes: staged.len(), kept }, store.clone());
         let env = store.env().clone();
-        self.wait_in(Waiting::Cargo(Box::new(Cargo { store, staged, write, tell })), bytes);
+        self.wait_in(Waiting::Cargo(Box::new(Cargo { store, staged, write, tell })), load);
         self.patiently(told, &env).await.unwrap_or_else(|| {
             let error = Error::unavailable("publishing was interrupted");
             Ok(Put::Unknown(Unknown::NoAnswer(error)))
         })
     }
 
-    fn wait_in(&self, waiting: Waiting, bytes: u64) {
+    fn wait_in(&self, waiting: Waiting, load: Load) {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut state = self.convoy.state();
         if self.coming.swap(false, SeqCst) {
             state.coming -= 1;
         }
         state.waiting.push(waiting);
-        state.bytes = state.bytes.saturating_add(bytes);
-        state.go_if_ready();
+        let Load { bytes, kept } = &mut state.load;
+        *bytes = bytes.saturating_add(load.bytes);
+        *kept = kept.saturating_add(load.kept);
+        state.go_if_ready(self.memory);
         drop((state, turn));
     }
 
@@ -197,7 +228,7 @@ mod tests {
 
     fn depart(place: Place) -> tokio::task::JoinHandle<Place> {
         tokio::spawn(async move {
-            place.depart(1, &Env::system()).await;
+            place.depart(Load { bytes: 1, kept: 1 }, &Env::system()).await;
             place
         })
     }
@@ -211,7 +242,7 @@ mod tests {
     #[tokio::test]
     async fn a_convoy_leaves_when_it_is_large_enough() {
         let convoy = Arc::new(Convoy::default());
-        let mut places: Vec<Place> = (0..CROWD + 4).map(|_| convoy.join()).collect();
+        let mut places: Vec<Place> = (0..CROWD + 4).map(|_| convoy.join(1 << 20)).collect();
         let first: Vec<_> = places.drain(..CROWD - 1).map(depart).collect();
         settle().await;
         assert!(first.iter().all(|place| !place.is_finished()));
@@ -224,7 +255,7 @@ mod tests {
     #[tokio::test]
     async fn who_waits_lets_others_begin() {
         let (convoy, turns) = (Arc::new(Convoy::default()), Arc::new(Semaphore::new(1)));
-        let (one, other) = (convoy.join(), convoy.join());
+        let (one, other) = (convoy.join(1 << 20), convoy.join(1 << 20));
         one.hold(turns.clone().try_acquire_owned().unwrap());
         assert_eq!(turns.available_permits(), 0);
         let one = depart(one);
@@ -239,9 +270,9 @@ mod tests {
     #[tokio::test]
     async fn the_last_waits_for_nobody() {
         let convoy = Arc::new(Convoy::default());
-        depart(convoy.join()).await.unwrap();
+        depart(convoy.join(1 << 20)).await.unwrap();
         // Nor for those that gave up, or wait for what it holds.
-        let (one, two, three) = (convoy.join(), convoy.join(), convoy.join());
+        let (one, two, three) = (convoy.join(1 << 20), convoy.join(1 << 20), convoy.join(1 << 20));
         let one = depart(one);
         drop(two);
         settle().await;
@@ -258,8 +289,8 @@ mod tests {
     #[tokio::test]
     async fn nobody_waits_for_long() {
         let convoy = Arc::new(Convoy::default());
-        let slow = convoy.join();
-        depart(convoy.join()).await.unwrap();
+        let slow = convoy.join(1 << 20);
+        depart(convoy.join(1 << 20)).await.unwrap();
         assert_eq!(convoy.state().coming, 1);
         drop(slow);
     }
@@ -267,9 +298,22 @@ mod tests {
     #[tokio::test]
     async fn much_to_write_leaves_at_once() {
         let convoy = Arc::new(Convoy::default());
-        let (large, other) = (convoy.join(), convoy.join());
-        large.depart(LOAD, &Env::system()).await;
+        let (large, other) = (convoy.join(1 << 20), convoy.join(1 << 20));
+        large.depart(Load { bytes: LOAD, kept: 0 }, &Env::system()).await;
         assert_eq!(convoy.state().coming, 1);
         drop(other);
+    }
+
+    /// Or else they wait for each other.
+    #[tokio::test]
+    async fn half_of_the_memory_leaves_at_once() {
+        let convoy = Arc::new(Convoy::default());
+        let (one, other) = (convoy.join(1 << 20), convoy.join(1 << 20));
+        one.depart(Load { bytes: 0, kept: 1 << 19 }, &Env::system()).await;
+        assert_eq!(convoy.state().coming, 1);
+        other.leave_for(1 << 19);
+        assert_eq!(convoy.state().coming, 1);
+        other.leave_for((1 << 19) + 1);
+        assert_eq!(convoy.state().coming, 0);
     }
 }

@@ -133,7 +133,7 @@ impl Index {
             Ok(permit) => permit,
             Err(_) => {
                 // Those that have it may wait for us to publish together.
-                work.place.iter().for_each(Place::leave);
+                work.place.iter().for_each(|place| place.leave_for(bytes));
                 let permit = self.0.memory.clone().acquire_many_owned(needed).await;
                 permit.map_err(|_| Stop::Abort("this process is ending".to_owned()))?
             }

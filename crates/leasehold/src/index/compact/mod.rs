@@ -14,6 +14,7 @@ mod merge;
 mod publish;
 mod take;
 
+use bytes::Bytes;
 use leasehold_protocol::compile::{self, Merger, Mode, Publish};
 use leasehold_protocol::format::datapackage::Schema;
 use leasehold_protocol::format::lease::Dialect;
@@ -22,7 +23,7 @@ use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::Shard;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::convoy::Place;
+use super::convoy::{Load, Place};
 use super::inbox::Waiting;
 use super::sort::{Spool, Spooled};
 use super::{CompactOptions, Index};
@@ -337,17 +338,22 @@ impl Index {
         let seen = source.as_ref().map(|source| source.meta().version.clone());
         drop((sorted, source));
         let (len, mut kept, mut body) = (spool.len(), spool.in_memory(), spool.finish());
-        if work.place.is_some()
-            && let Publish::Write(_) = compile::publish(&tally, seen.as_ref())
-            && let Spooled::Memory(bytes) = &body
-            && let Some(staged) = store.stage(&key, bytes).await?
-        {
-            (kept, body) = (0, Spooled::Staged(staged));
-        }
-        memory.keep(kept + plan.names);
         let place = work.place.as_ref();
+        match (compile::publish(&tally, seen.as_ref()), &body) {
+            // What is not written needs no memory.
+            (Publish::Nothing, _) => (kept, body) = (0, Spooled::Memory(Bytes::new())),
+            (Publish::Write(_), Spooled::Memory(bytes)) if place.is_some() => {
+                if let Some(staged) = store.stage(&key, bytes).await? {
+                    (kept, body) = (0, Spooled::Staged(staged));
+                }
+            }
+            _ => {}
+        }
+        let kept = kept + plan.names;
+        memory.keep(kept);
+        let load = Load { bytes: len, kept: kept as u64 };
         if let (Some(place), Spooled::Memory(_) | Spooled::File(_)) = (place, &body) {
-            place.depart(len, store.env()).await;
+            place.depart(load, store.env()).await;
         }
         let mut done = Compaction::new(shard, Outcome::Unchanged);
         (done.counts, done.more) = (tally.counts, inbox.more);
@@ -357,7 +363,7 @@ impl Index {
             blind: failed,
             tally,
             body,
-            len,
+            load,
             place,
             started,
             tenure,

@@ -9,7 +9,7 @@ use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::shard::Shard;
 
-use super::super::convoy::Place;
+use super::super::convoy::{Load, Place};
 use super::super::sort::Spooled;
 use super::{CompactOptions, Compaction, Done, Index, Outcome, Stop};
 use crate::env::BootTime;
@@ -32,7 +32,7 @@ pub(super) struct New<'a> {
     pub blind: bool,
     pub tally: Tally,
     pub body: Spooled,
-    pub len: u64,
+    pub load: Load,
     /// With whom it is published, if it is staged.
     pub place: Option<&'a Place>,
     /// When the old one was read.
@@ -67,7 +67,8 @@ impl Index {
                 let first = mutant::is(Mutant::FirstShardWrite) && new.seen.is_none();
                 let when = if new.blind || first { When::Any } else { when };
                 let held = new.tenure.is_some();
-                let New { seen, tally, body, len, current, last, schema, started, .. } = new;
+                let New { seen, tally, body, load, current, last, schema, started, .. } = new;
+                let len = load.bytes;
                 (done.bytes, done.created) = (len, seen.is_none());
                 // Once what it says was purged, the shard may be what we have read again. Nor do others
                 // wait for one whose lease may be over by then.
@@ -78,7 +79,7 @@ impl Index {
                 let put = match body {
                     Spooled::Memory(bytes) => store.put(&key, bytes, write).await?,
                     Spooled::Staged(staged) => match new.place {
-                        Some(place) => place.publish(store, staged, write).await?,
+                        Some(place) => place.publish(store, staged, write, load.kept).await?,
                         None => store.publish(vec![(staged, write)]).await.swap_remove(0)?,
                     },
                     Spooled::File(file) => {
