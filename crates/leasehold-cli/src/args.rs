@@ -112,6 +112,9 @@ pub enum Command {
         /// Replace what earlier examinations noted, for a store that was mended
         #[arg(long)]
         forget: bool,
+        /// Write a new leasehold.json in the place of one that cannot be read
+        #[arg(long)]
+        repair: bool,
     },
     /// Run commands under locks, and look after locks
     #[command(subcommand)]
@@ -162,8 +165,11 @@ pub enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page
-    Man,
+    /// Print the manual page, or write those of all commands into a folder
+    Man {
+        /// The folder
+        dir: Option<PathBuf>,
+    },
     /// A racing process of `demo`
     #[command(hide = true)]
     DemoWorker(DemoWorker),
@@ -212,23 +218,23 @@ pub struct LockName {
 /// suits the store.
 #[derive(Debug, Default, ClapArgs)]
 pub struct LockTerms {
-    /// How long to wait for it, like 30s
+    /// How long to wait for it, like 10m [default: 5s in a directory, 30s on a bucket; elect: for ever]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub wait: Option<Duration>,
 
-    /// After how long without a heartbeat it is anybody's
+    /// After how long without a heartbeat it is anybody's [default: 3s in a directory, 5m on a bucket]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub ttl: Option<Duration>,
 
-    /// How often it is renewed
+    /// How often it is renewed [default: a third of --ttl, else 1s in a directory, 1m on a bucket]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub heartbeat: Option<Duration>,
 
-    /// How often to try at most, with pauses that double; not with --wait
+    /// How often to try at most, with pauses that double; not with --wait [default: 10]
     #[arg(long, value_name = "N", conflicts_with = "wait", value_parser = clap::value_parser!(u32).range(1..))]
     pub attempts: Option<u32>,
 
-    /// The first pause between two tries
+    /// The first pause between two tries [default: 100ms in a directory, 200ms on a bucket]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub retry_delay: Option<Duration>,
 
@@ -261,8 +267,9 @@ fn duration(text: &str) -> Result<Duration, String> {
 pub enum LockCommand {
     /// Run a command while holding a lock
     ///
-    /// Its token is in LEASEHOLD_TOKEN. If the lock is lost, the command is stopped. Exits with the
-    /// command's own code; 75: somebody held the lock all the time; 76: it was lost.
+    /// Gives up if somebody else holds the lock for longer than --wait. Its token is in LEASEHOLD_TOKEN. If
+    /// the lock is lost, the command is stopped. Exits with the command's own code; 75: somebody held the
+    /// lock all the time; 76: it was lost.
     Run {
         #[command(flatten)]
         lock: LockName,
@@ -339,6 +346,9 @@ pub enum PadCommand {
         format: Option<FileFormat>,
         #[command(flatten)]
         terms: LockTerms,
+        /// Let the command empty a file that is not empty
+        #[arg(long)]
+        allow_empty: bool,
         /// The command and its arguments
         #[arg(last = true, required = true, value_name = "CMD")]
         command: Vec<OsString>,

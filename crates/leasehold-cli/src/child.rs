@@ -93,19 +93,24 @@ pub fn own_program() -> std::io::Result<std::path::PathBuf> {
     }
 }
 
-/// Whether there is no such program to be started, as far as that can be told: not where its name is put
+/// Whether there is no such program that can be started, as far as that can be told: not where its name is put
 /// together later.
 pub fn is_missing(program: &std::ffi::OsStr) -> bool {
     let path = std::path::Path::new(program);
     if program.is_empty() || program.to_string_lossy().contains('{') {
         return false;
     }
+    // A script that nobody may execute is as good as none.
+    let runs = |path: &std::path::Path| {
+        use std::os::unix::fs::PermissionsExt as _;
+        path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
     if path.components().count() > 1 || program.to_string_lossy().contains('/') {
-        return !path.is_file();
+        return !runs(path);
     }
     // Without it, the system has places of its own.
     let Some(places) = std::env::var_os("PATH") else { return false };
-    !std::env::split_paths(&places).any(|place| place.join(path).is_file())
+    !std::env::split_paths(&places).any(|place| runs(&place.join(path)))
 }
 
 /// Whether the program shares a terminal with us, which sends it what is typed there.

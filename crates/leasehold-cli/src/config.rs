@@ -1,10 +1,11 @@
 //! Where the store is: flag, then environment, then file, then default.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use leasehold::lock::LockSettings;
+use leasehold::settings::format_duration;
 use leasehold::store::cloud::CloudOptions;
 use leasehold::store::{Connect, Kind, StoreUrl};
 use leasehold::{Error, ErrorKind, StoreSettings};
@@ -68,37 +69,50 @@ pub fn state_folder(args: &Args, flag: Option<&Path>) -> anyhow::Result<PathBuf>
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct LockConfig {
-    timeout: Option<String>,
-    heartbeat: Option<String>,
-    ttl: Option<String>,
+    #[serde(deserialize_with = "span")]
+    timeout: Option<Duration>,
+    #[serde(deserialize_with = "span")]
+    heartbeat: Option<Duration>,
+    #[serde(deserialize_with = "span")]
+    ttl: Option<Duration>,
     attempts: Option<u32>,
-    retry_delay: Option<String>,
+    #[serde(deserialize_with = "span")]
+    retry_delay: Option<Duration>,
 }
+
+/// Here, where it is known in which line it stands.
+fn span<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(from)?;
+    leasehold::settings::parse_duration(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+/// The shortest ttl of a lock that a command line can keep: less is over before its command has started.
+const LEAST_TTL: Duration = Duration::from_millis(100);
 
 /// How the lock that was asked for is acquired and kept.
 pub fn lock_settings(args: &Args, terms: &LockTerms, kind: Kind) -> anyhow::Result<LockSettings> {
     let (config, _) = read_config(config_file(args).as_deref())?;
     let file = config.lock;
     let usual = LockSettings::of(kind);
-    let pick = |flag: Option<Duration>, file: &Option<String>, usual: Duration| match (flag, file) {
-        (Some(flag), _) => Ok(flag),
-        (None, Some(text)) => leasehold::settings::parse_duration(text),
-        (None, None) => Ok(usual),
-    };
+    let ttl = terms.ttl.or(file.ttl).unwrap_or(usual.ttl);
+    if ttl < LEAST_TTL {
+        let message = format!("a ttl of {} is too short: at least 100ms", format_duration(ttl));
+        return Err(Error::new(ErrorKind::Invalid, message).into());
+    }
     Ok(LockSettings {
-        timeout: pick(terms.wait, &file.timeout, usual.timeout)?,
-        heartbeat: match (terms.heartbeat, &file.heartbeat, terms.ttl) {
-            // A ttl of one's own gets a heartbeat that suits it.
+        timeout: terms.wait.or(file.timeout).unwrap_or(usual.timeout),
+        // A ttl of one's own gets a heartbeat that suits it.
+        heartbeat: match (terms.heartbeat, file.heartbeat, terms.ttl) {
             (None, None, Some(ttl)) => ttl / 3,
-            (flag, text, _) => pick(flag, text, usual.heartbeat)?,
+            (flag, file, _) => flag.or(file).unwrap_or(usual.heartbeat),
         },
-        ttl: pick(terms.ttl, &file.ttl, usual.ttl)?,
+        ttl,
         // With a time to wait, that is what counts.
         attempts: match terms.wait {
             Some(_) => u32::MAX,
             None => terms.attempts.or(file.attempts).unwrap_or(usual.attempts),
         },
-        retry_delay: pick(terms.retry_delay, &file.retry_delay, usual.retry_delay)?,
+        retry_delay: terms.retry_delay.or(file.retry_delay).unwrap_or(usual.retry_delay),
     })
 }
 
@@ -139,12 +153,37 @@ pub fn replica(args: &Args) -> anyhow::Result<Option<Connect>> {
     let path = given
         .or_else(|| variable("LEASEHOLD_REPLICA").map(PathBuf::from))
         .or_else(|| config.replica.map(|path| folder.join(path)));
-    Ok(path.map(|path| {
-        let mut connect = Connect::new(StoreUrl::Directory(path));
-        connect.env = crate::clock::env();
-        connect.force_network_fs = args.store.force_network_fs || config.force_network_fs;
-        connect
-    }))
+    let Some(path) = path else { return Ok(None) };
+    if let StoreUrl::Directory(store) = self::connect(args)?.url {
+        // Each would take the other's records for its own.
+        let (here, there) = (resolved(&path)?, resolved(&store)?);
+        if here.starts_with(&there) || there.starts_with(&here) {
+            let message = format!(
+                "the replica {} and the store {} must be different folders, none of them in the other",
+                path.display(),
+                store.display()
+            );
+            return Err(Error::new(ErrorKind::Invalid, message).into());
+        }
+    }
+    let mut connect = Connect::new(StoreUrl::Directory(path));
+    connect.env = crate::clock::env();
+    connect.force_network_fs = args.store.force_network_fs || config.force_network_fs;
+    Ok(Some(connect))
+}
+
+/// The path without links and dots, also where it is not there yet.
+fn resolved(path: &Path) -> anyhow::Result<PathBuf> {
+    let mut real = PathBuf::new();
+    for part in std::path::absolute(path)?.components() {
+        match part {
+            Component::ParentDir => _ = real.pop(),
+            part => real.push(part),
+        }
+        // Step by step: what comes after a link is where that leads to.
+        real = real.canonicalize().unwrap_or(real);
+    }
+    Ok(real)
 }
 
 /// A variable of the environment. An empty one is as good as none.
@@ -266,7 +305,6 @@ mod tests {
             if let Ok(config) = toml::from_str::<Config>(&text) {
                 let _ = config.connection.checked();
                 let _ = config.store.map(|url| url.parse::<StoreUrl>());
-                let _ = config.lock.ttl.map(|ttl| leasehold::settings::parse_duration(&ttl));
             }
             let _ = region_in(&text, "default");
             let _ = text.parse::<StoreUrl>();

@@ -8,9 +8,9 @@ use leasehold::ErrorKind;
 pub enum Exit {
     /// Done.
     Done = 0,
-    /// Failed. The doctor: usable with limits.
+    /// Failed. The doctor: usable with limits. A worker: tasks were given up.
     Failed = 1,
-    /// Wrong arguments or configuration. The doctor: unsafe.
+    /// Wrong arguments or configuration. The doctor: unsafe, or damaged.
     Usage = 2,
     /// A condition did not hold, and nothing was changed.
     Refused = 3,
@@ -52,8 +52,8 @@ impl From<Ending> for std::process::ExitCode {
 pub const HELP: &str = "\
 Exit codes:
   0  done (doctor: safe)
-  1  failed (doctor: usable with limits)
-  2  wrong arguments or configuration (doctor: unsafe)
+  1  failed (doctor: usable with limits; queue work --exit-when-empty: tasks were given up)
+  2  wrong arguments or configuration (doctor: unsafe, or damaged)
   3  refused: a condition did not hold, nothing was changed
   4  not found
   5  the store did not answer, or the outcome is unknown: try again
@@ -64,6 +64,7 @@ impl Exit {
     pub fn of(error: &anyhow::Error) -> Self {
         match error.downcast_ref::<leasehold::Error>().map(leasehold::Error::kind) {
             Some(ErrorKind::Invalid) => Self::Usage,
+            Some(ErrorKind::NotFound) => Self::NotFound,
             Some(ErrorKind::Held) => Self::NotAcquired,
             Some(ErrorKind::Unavailable) => Self::Unavailable,
             Some(ErrorKind::Lost) => Self::Lost,

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     if let Some(code) = child::entry() {
         return code;
     }
-    let args = Args::parse();
+    let args = Args::try_parse().unwrap_or_else(|error| misunderstood(&error));
     let talks_into_a_pipe = match &args.command {
         Command::Supervise(supervise) => !supervise.print_unit,
         _ => args.supervised.is_some(),
@@ -47,6 +47,21 @@ fn main() -> ExitCode {
         }
     };
     ending.into()
+}
+
+/// Says what is wrong with the arguments, and ends.
+fn misunderstood(error: &clap::Error) -> ! {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let has = |word: &str| words.iter().any(|given| given == word);
+    let takes_command = has("elect") || has("run") || has("work") || has("update");
+    if error.kind() == clap::error::ErrorKind::UnknownArgument && takes_command && !has("--") {
+        let _ = error.print();
+        render::say(
+            "\nA command and its arguments go behind `--`: leasehold lock run deploy -- ./deploy.sh",
+        );
+        std::process::exit(2);
+    }
+    error.exit()
 }
 
 /// Each process that is run takes a handful of open files: 256 of a supervisor's, or a thousand jobs of a
@@ -72,7 +87,7 @@ fn run(args: &Args) -> anyhow::Result<Ending> {
     match &args.command {
         // These need no store.
         Command::Completions { shell } => commands::meta::completions(*shell).map(Ending::from),
-        Command::Man => commands::meta::man().map(Ending::from),
+        Command::Man { dir } => commands::meta::man(dir.as_deref()).map(Ending::from),
         Command::Demo(demo) => commands::demo::run(args, demo).map(Ending::from),
         Command::DemoWorker(worker) => {
             runtime(1)?.block_on(commands::demo::race::worker(worker)).map(Ending::from)
@@ -122,14 +137,16 @@ async fn with_store(args: &Args) -> anyhow::Result<Ending> {
     }
     let outcome = match &args.command {
         Command::Init => commands::objects::init(args, &store).await,
-        Command::Doctor { forget } => commands::doctor::run(args, &store, *forget).await,
+        Command::Doctor { forget, repair } => {
+            commands::doctor::run(args, &store, *forget, *repair).await
+        }
         Command::Ls(ls) => commands::objects::ls(args, &store, ls).await,
         Command::Cat { key } => commands::objects::cat(args, &store, key).await,
         Command::Stat { key } => commands::objects::stat(args, &store, key).await,
         Command::Put(put) => commands::objects::put(args, &store, put).await,
         Command::Rm(rm) => commands::objects::rm(args, &store, rm).await,
         Command::Completions { .. }
-        | Command::Man
+        | Command::Man { .. }
         | Command::Demo(_)
         | Command::Lock(_)
         | Command::Elect(_)
@@ -204,8 +221,17 @@ fn start_logging(args: &Args) {
     tracing_subscriber::registry().with(filter).with(lines).init();
 }
 
+/// Wherever in the chain it stands: writers of JSON and CSV have errors of their own around it.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<std::io::Error>()
-        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    let broken = |kind| kind == std::io::ErrorKind::BrokenPipe;
+    error.chain().any(|error| {
+        let io = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        let json =
+            error.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
+        let csv = error.downcast_ref::<csv::Error>().and_then(|error| match error.kind() {
+            csv::ErrorKind::Io(error) => Some(error.kind()),
+            _ => None,
+        });
+        io.or(json).or(csv).is_some_and(broken)
+    })
 }

@@ -38,6 +38,10 @@ fn stores_that_do_not_exist() {
         ("ftp://host/x", "unknown scheme \"ftp\""),
         ("s3://", "names no bucket"),
         ("s3:bucket", "lacks its \"//\""),
+        ("s3/bucket/x", "./s3/bucket/x if you mean a folder"),
+        ("s3//bucket", "if you mean a folder"),
+        ("gs/bucket", "if you mean a folder"),
+        ("memory", "if you mean a folder"),
         ("s3://bu cket/x", "cannot be the name of a bucket"),
         ("gs:///x", "names no bucket"),
         ("file://host/x", "absolute path"),
@@ -112,6 +116,8 @@ fn configuration_that_is_wrong() {
         ("[connection]\nconnections = 0", "at least 1"),
         ("store = \"ftp://x\"", "unknown scheme"),
         ("not toml", "leasehold.toml is not right"),
+        ("[lock]\nttl = \"3x\"", "leasehold.toml is not right"),
+        ("[lock]\nttl = \"3x\"", "ttl = \"3x\""),
     ] {
         std::fs::write(&config, text).unwrap();
         fails(leasehold(folder.path()).arg("ls"), 2, part);
@@ -251,5 +257,149 @@ fn a_store_from_the_future_is_read_but_not_written() {
         fails(leasehold(folder.path()).args(["rm", "k"]), 1, part);
         let cat = leasehold(folder.path()).args(["cat", "k"]).output().unwrap();
         assert_eq!(cat.stdout, b"content");
+    }
+}
+
+/// Nobody locks everybody out by a slip of the finger, and who did it otherwise is told how to mend it.
+#[test]
+fn the_root_record_is_not_written_by_hand_and_can_be_repaired() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || leasehold(folder.path());
+    let ok = |words: &[&str]| {
+        let done = run().args(words).output().unwrap();
+        assert!(done.status.success(), "{words:?}: {done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    ok(&["put", "k", "--text", "x"]);
+    ok(&["queue", "push", "q", "task"]);
+    let own = "the store's own record";
+    fails(run().args(["put", "leasehold.json", "--text", "{"]), 2, own);
+    fails(run().args(["rm", "leasehold.json"]), 2, own);
+    fails(run().args(["rm", "k", "leasehold.json"]), 2, own);
+    for path in ["leasehold.json", "./leasehold.json", "queues/q/x.yaml", "locks/a", "nodes/n.json"]
+    {
+        fails(run().args(["pad", "write", path, "--text", "1"]), 2, "Leasehold's own");
+        fails(run().args(["pad", "update", path, "--", "cat"]), 2, "Leasehold's own");
+    }
+    assert_eq!(ok(&["pad", "ls"]), "k\n");
+    assert_eq!(ok(&["rm", "--prefix", "l"]), "deleted 0 objects\n");
+    assert!(folder.path().join(".leasehold/leasehold.json").exists());
+    // What a stranger did to it.
+    std::fs::write(folder.path().join(".leasehold/leasehold.json"), "{").unwrap();
+    let sick = run().arg("doctor").output().unwrap();
+    let text = String::from_utf8(sick.stdout).unwrap();
+    assert_eq!(sick.status.code(), Some(2), "{text}");
+    assert!(text.contains("is damaged") && text.contains("doctor --repair"), "{text}");
+    assert!(ok(&["doctor", "--repair"]).contains("is safe"));
+    ok(&["put", "k", "--text", "new"]);
+    // One that can be read stays as it is.
+    let record = folder.path().join(".leasehold/leasehold.json");
+    let before = std::fs::read(&record).unwrap();
+    ok(&["doctor", "--repair"]);
+    assert_eq!(std::fs::read(&record).unwrap(), before);
+    std::fs::write(&record, r#"{"format":2}"#).unwrap();
+    let _ = run().args(["doctor", "--repair"]).output().unwrap();
+    assert_eq!(std::fs::read(&record).unwrap(), br#"{"format":2}"#, "of a later version");
+}
+
+#[test]
+fn a_command_that_writes_nothing_empties_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let pad = |words: &[&str]| leasehold(folder.path()).arg("pad").args(words).output().unwrap();
+    assert!(pad(&["write", "n.txt", "--text", "7"]).status.success());
+    let update = ["pad", "update", "n.txt", "--", "/bin/true"];
+    fails(leasehold(folder.path()).args(update), 3, "--allow-empty");
+    assert_eq!(pad(&["read", "n.txt"]).stdout, b"7");
+    assert!(pad(&["update", "n.txt", "--allow-empty", "--", "/bin/true"]).status.success());
+    assert_eq!(pad(&["read", "n.txt"]).stdout, b"");
+    // What was empty may stay so.
+    assert!(pad(&["update", "n.txt", "--", "/bin/true"]).status.success());
+}
+
+/// Each would take the other's records for its own.
+#[test]
+fn a_replica_is_apart_from_its_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || leasehold(folder.path());
+    std::fs::create_dir(folder.path().join(".leasehold")).unwrap();
+    std::os::unix::fs::symlink(".leasehold", folder.path().join("link")).unwrap();
+    for replica in [".leasehold", "./x/../.leasehold", ".leasehold/r", ".", "link/r"] {
+        let words = ["--replica", replica, "queue", "push", "q", "x"];
+        fails(run().args(words), 2, "must be different folders");
+    }
+    assert!(is_empty(&folder.path().join(".leasehold")));
+    let apart =
+        run().args(["--replica", ".leasehold-r", "queue", "push", "q", "x"]).output().unwrap();
+    assert!(apart.status.success(), "{apart:?}");
+}
+
+#[test]
+fn what_is_not_there_is_not_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || leasehold(folder.path());
+    for words in [&["show", "no"][..], &["get", "no", "k"], &["export", "no"], &["status", "no"]] {
+        fails(run().arg("index").args(words), 4, "see `leasehold index ls`");
+    }
+    fails(run().args(["--replica", "r", "sync", "now", "no"]), 4, "see `leasehold queue ls`");
+}
+
+#[test]
+fn slips_of_the_finger_get_a_hint() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || leasehold(folder.path());
+    for words in [&["lock", "run", "deploy", "echo", "hi"][..], &["queue", "work", "q", "echo"]] {
+        fails(run().args(words), 2, "go behind `--`");
+    }
+    fails(run().args(["lock", "run", "x", "--ttl", "1ms", "--", "true"]), 2, "at least 100ms");
+    fails(run().args(["pad", "write", "a.yaml", "--text", "a: [1"]), 2, "is not valid YAML");
+    assert!(is_empty(folder.path()));
+}
+
+#[test]
+fn bytes_are_json_where_json_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join(".leasehold")).unwrap();
+    std::fs::write(folder.path().join(".leasehold/b.bin"), [0xff, 0]).unwrap();
+    let read = leasehold(folder.path()).args(["--json", "pad", "read", "b.bin"]).output().unwrap();
+    let read: serde_json::Value = serde_json::from_slice(&read.stdout).unwrap();
+    assert_eq!(read, serde_json::json!({ "path": "b.bin", "base64": "/wA=" }));
+}
+
+#[test]
+fn there_is_a_manual_page_per_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let done = leasehold(folder.path()).args(["man", "pages"]).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    for page in ["leasehold.1", "leasehold-queue.1", "leasehold-queue-work.1"] {
+        assert!(folder.path().join("pages").join(page).is_file(), "{page}");
+    }
+}
+
+/// `leasehold index export x | head -1`.
+#[test]
+fn who_has_read_enough_is_no_error() {
+    use std::io::Read as _;
+    let folder = tempfile::tempdir().unwrap();
+    let run = || leasehold(folder.path());
+    let ok = |words: &[&str]| assert!(run().args(words).output().unwrap().status.success());
+    ok(&["index", "create", "x", "-f", "key", "-f", "value"]);
+    let rows: String = (0..20_000).map(|n| format!("k{n},a longer value {n}\n")).collect();
+    std::fs::write(folder.path().join("rows.csv"), format!("key,value\n{rows}")).unwrap();
+    ok(&["index", "import", "x", "rows.csv"]);
+    let sql = "select * from x";
+    for words in [
+        &["index", "export", "x"][..],
+        &["index", "export", "x", "--format", "csv"],
+        &["index", "query", sql, "--format", "csv"],
+        &["--json", "index", "query", sql],
+    ] {
+        let mut command = run();
+        command.args(words).stdout(std::process::Stdio::piped());
+        let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let mut few = [0; 10];
+        child.stdout.take().unwrap().read_exact(&mut few).unwrap();
+        let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&stderr);
+        assert!(status.success() && stderr.is_empty(), "{words:?}: {status}: {stderr}");
     }
 }

@@ -188,3 +188,42 @@ fn headers_that_cannot_be_meant_are_refused() {
         leasehold(folder.path(), &["index", "import", "sites", "nowhere.csv"], b"");
     assert!(code != 0 && said.contains("nowhere.csv"), "{said}");
 }
+
+/// Nothing of a file is changed, or swallowed, without a word.
+#[test]
+fn what_cannot_be_kept_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    create(folder, "sites");
+    // TSV has no quotes.
+    let tsv = "id\tname\nq3\t\"open\nq4\tx\\ty\\\\\\N\n";
+    must(folder, &["index", "import", "sites", "--format", "tsv", "-q"], tsv.as_bytes());
+    let name = |id: &str| {
+        let text = must(folder, &["--json", "index", "get", "sites", id], b"");
+        serde_json::from_str::<Value>(&text).unwrap()["name"].clone()
+    };
+    assert_eq!((name("q3"), name("q4")), (json!("\"open"), json!("x\ty\\\\N")));
+    // CSV has, and one that is not closed takes the rest of the file along.
+    let csv = "id,name\nq5,plain\nq6,\"open\nq7,x\n";
+    let import = ["index", "import", "sites", "--format", "csv"];
+    let (code, _, said) = leasehold(folder, &import, csv.as_bytes());
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains("a quote is not closed, in line 3"), "{said}");
+    assert_eq!(count(folder), 2);
+    let (code, out, _) =
+        leasehold(folder, &[&import[..], &["--skip-bad"]].concat(), csv.as_bytes());
+    assert_eq!((code, out.trim()), (1, "1 records written, 1 left out"));
+    // A number that JSON cannot keep.
+    for (format, text) in [
+        ("jsonl", "{\"id\":\"a\",\"o\":{\"id\":123456789012345678901}}\n"),
+        ("jsonl", "{\"id\":\"a\",\"x\":123456789012345678901}\n"),
+        ("csv", "id,o\na,\"{\"\"id\"\":123456789012345678901}\"\n"),
+        ("usv", "a\x1f\x1f\x1f\x1f\x1f[123456789012345678901]\n"),
+    ] {
+        let import = ["index", "import", "sites", "--format", format];
+        let (code, _, said) = leasehold(folder, &import, text.as_bytes());
+        assert_eq!(code, 2, "{format}: {said}");
+        assert!(said.contains("123456789012345678901 is too large"), "{said}");
+    }
+    assert_eq!(count(folder), 3);
+}

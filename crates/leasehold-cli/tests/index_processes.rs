@@ -9,11 +9,11 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use leasehold_testkit::servers::Server;
 use serde_json::Value;
@@ -24,19 +24,23 @@ const KEYS: u64 = 2000;
 /// How to reach the store that the processes share.
 #[derive(Clone)]
 struct Place {
+    folder: Option<PathBuf>,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
 }
 
 impl Place {
     fn directory(folder: &Path) -> Self {
-        let store = folder.join("store").display().to_string();
-        Self { arguments: vec!["--store".into(), store], environment: Vec::new() }
+        let folder = folder.join("store");
+        let store = folder.display().to_string();
+        let arguments = vec!["--store".into(), store];
+        Self { folder: Some(folder), arguments, environment: Vec::new() }
     }
 
     fn server(server: &Server) -> Self {
         let url = format!("s3://{}/races", server.bucket());
         Self {
+            folder: None,
             arguments: ["--store", &url, "--endpoint", &server.endpoint(), "--region", "us-east-1"]
                 .map(str::to_owned)
                 .to_vec(),
@@ -157,6 +161,10 @@ impl Race {
         check(&place, &expected);
         // Everything taken in: what is in the shards alone says the same.
         for _ in 0..20 {
+            // A file that was just written is left alone.
+            if place.folder.is_some() && inbox == Inbox::Flat {
+                std::thread::sleep(Duration::from_secs(1));
+            }
             place.must(&["index", "compact", "race"]);
             let status: Value =
                 serde_json::from_str(&place.must(&["--json", "index", "status", "race"])).unwrap();
@@ -210,7 +218,16 @@ fn write_some(
             let row = format!("{key}\x1f{n}\x1f{}\n", time(n));
             let file = format!("indexes/race/{key}.usv");
             written.push((key, n));
-            place.run(&["put", &file, "-q"], &row).0
+            let told = place.run(&["put", &file, "-q"], &row).0;
+            // Half of them look as if they had been left alone for long, and are taken in at once; unless
+            // that has happened already.
+            if let Some(store) = &place.folder
+                && random(2) == 0
+                && let Ok(file) = std::fs::File::options().write(true).open(store.join(file))
+            {
+                file.set_modified(SystemTime::now() - Duration::from_secs(60)).unwrap();
+            }
+            told
         }
     };
     assert!(told, "a writer failed");

@@ -251,3 +251,55 @@ fn duckdb_decides_between_equal_times_as_we_do() {
     assert_eq!(theirs, ours);
     assert_eq!(ours.len(), 9);
 }
+
+/// Whatever other tools have put beside the records: DuckDB shows what we show.
+#[test]
+fn duckdb_leaves_out_what_we_leave_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let fields = ["-f", "id", "-f", "n:integer", "-f", "text", "-f", "filename"];
+    for (name, flat) in [("dropped", true), ("undropped", false)] {
+        let create = [&["index", "create", name], &fields[..]].concat();
+        let create = if flat { create } else { [&create[..], &["--no-flat"]].concat() };
+        leasehold(folder, &create, "");
+        let long = "x".repeat(3 << 20);
+        leasehold(
+            folder,
+            &["index", "import", name],
+            &json!({"id": "long", "text": long}).to_string(),
+        );
+        leasehold(folder, &["index", "put", name, "id=a", "n=1", "filename=f"], "");
+        leasehold(folder, &["index", "compact", name], "");
+        leasehold(folder, &["index", "put", name, "id=b", "n=2"], "");
+        let base = folder.join(".leasehold/indexes").join(name);
+        let row = |id: &str, n: &str, at: &str| format!("{id}\x1f{n}\x1f\x1f\x1f{at}\n");
+        let now = "2024-02-15T10:30:05Z";
+        let flat = [
+            row("flat", "3", now),
+            row("a", "nonsense", "2100-01-01T00:00:00Z"),
+            row("ahead", "4", "2100-01-01T00:00:00Z"),
+            row("b", "1.5", "2024-02-15T11:30:05+01:00"),
+            row("", "1", now),
+            row("timeless", "1", ""),
+            format!("wide\x1f1\x1f\x1f\x1f{now}\x1f\x1fmore\n"),
+            "half\x1f".to_owned(),
+        ];
+        std::fs::write(base.join("flat.usv"), flat.concat()).unwrap();
+        std::fs::write(base.join("bytes.usv"), b"\xff\xfe\x1f1\x1f\x1f\x1f2024-02-15T10:30:05Z\n")
+            .unwrap();
+        let view = leasehold(folder, &["index", "duckdb", name], "");
+        std::fs::write(folder.join("view.sql"), view).unwrap();
+        let sql = format!("select id, n, length(text), filename from {name} order by id");
+        let theirs = python(
+            folder,
+            &format!(
+                "import duckdb\nc = duckdb.connect(); c.execute(open('view.sql').read())\n\
+                 for row in c.execute('{sql}').fetchall(): print(*['' if v is None else v for v in row], sep=',')"
+            ),
+        );
+        let ours = leasehold(folder, &["index", "query", &sql, "--format", "csv"], "");
+        let ours: Vec<&str> = ours.lines().skip(1).collect();
+        assert_eq!(theirs.lines().collect::<Vec<_>>(), ours, "{name}");
+        assert_eq!(ours.len(), if name == "dropped" { 4 } else { 3 });
+    }
+}

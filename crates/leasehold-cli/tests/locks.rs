@@ -512,3 +512,73 @@ fn many_processes_lose_no_increment_on_a_bucket() {
     ];
     increments(folder.path(), &variables, crowd((32, 200), (8, 5)));
 }
+
+/// Whatever `lock ls` prints, the others understand.
+#[test]
+fn slots_and_elections_are_shown_asked_and_released_by_their_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let lock = |words: &[&str]| run(leasehold(dir).arg("--json").arg("lock").args(words));
+    let mut slot = leasehold(dir);
+    slot.args([
+        "lock",
+        "run",
+        "gpu",
+        "--slots",
+        "1",
+        "--holder",
+        "s",
+        "--",
+        "sh",
+        "-c",
+        &beating("a"),
+    ]);
+    let mut slot = slot.stderr(Stdio::null()).spawn().unwrap();
+    let mut boss = leasehold(dir);
+    boss.args(["elect", "a b", "--holder", "e", "--", "sh", "-c", &beating("b")]);
+    let mut boss = boss.stderr(Stdio::null()).spawn().unwrap();
+    wait_for(&dir.join("a.start"));
+    wait_for(&dir.join("b.start"));
+    let listed: Vec<serde_json::Value> =
+        lock(&["ls"]).1.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(listed.len(), 2, "{listed:?}");
+    for row in &listed {
+        let name = row["lock"].as_str().unwrap();
+        let (code, out, err) = lock(&["show", name]);
+        assert_eq!(code, 0, "{name}: {err}");
+        let shown: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!((&shown["lock"], &shown["holder"]), (&row["lock"], &row["holder"]));
+        assert_eq!(lock(&["ask", name]).0, 0);
+        let (code, _, err) = lock(&["release", name]);
+        assert!(code == 3 && err.contains("holds it"), "{code}: {err}");
+        let (code, out, err) = lock(&["release", "--force", name]);
+        assert_eq!(code, 0, "{err}");
+        assert!(out.contains("taken from ") && out.contains(name), "{out}");
+    }
+    slot.kill().unwrap();
+    slot.wait().unwrap();
+    // Whoever led stands again, and leads.
+    boss.kill().unwrap();
+    boss.wait().unwrap();
+    let (code, _, err) = lock(&["release", "nobody"]);
+    assert!(code == 4 && err.contains("nobody: nobody holds it"), "{code}: {err}");
+    assert_eq!(lock(&["show", "semaphores/nobody/0"]).0, 4);
+}
+
+#[test]
+fn a_candidate_that_says_how_long_stands_that_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let mut boss = leasehold(dir);
+    boss.args(["elect", "boss", "--holder", "first", "--", "sh", "-c", &beating("a")]);
+    let mut boss = boss.stderr(Stdio::null()).spawn().unwrap();
+    wait_for(&dir.join("a.start"));
+    for terms in [["--wait", "100ms"], ["--attempts", "1"]] {
+        let words = ["elect", "boss", terms[0], terms[1], "--", "true"];
+        let (code, _, err) = run(leasehold(dir).args(words));
+        assert_eq!(code, 75, "{err}");
+        assert!(err.contains("held by first") && err.contains("longer with --wait"), "{err}");
+    }
+    boss.kill().unwrap();
+    boss.wait().unwrap();
+}

@@ -13,6 +13,8 @@
 //! A process is its arguments: two that are started alike are the same, so a plan that only moves
 //! lines, or changes a number of processes, leaves alone what it does not change.
 
+mod script;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -83,7 +85,7 @@ fn worker(plan: &WorkerPlan) -> Process {
     words.push(plan.queue.all().join(","));
     words.push("--".to_owned());
     match &plan.command {
-        Words::One(script) => words.extend(["sh", "-c", script].map(str::to_owned)),
+        Words::One(script) => words.extend(script::command_of(script)),
         Words::List(command) => words.extend(command.iter().cloned()),
     }
     let of = plan.queue.all().to_vec();

@@ -44,14 +44,12 @@ impl StoreTime {
 
     /// The time `span` after this one.
     pub fn plus(self, span: Duration) -> Self {
-        let micros = i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
-        Self::from_micros(self.0.saturating_add(micros))
+        Self::from_micros(self.0.saturating_add(micros(span)))
     }
 
     /// The time `span` before this one.
     pub fn minus(self, span: Duration) -> Self {
-        let micros = i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
-        Self::from_micros(self.0.saturating_sub(micros))
+        Self::from_micros(self.0.saturating_sub(micros(span)))
     }
 
     /// The same, with what a store that counts in whole seconds would have told.
@@ -64,6 +62,48 @@ impl StoreTime {
         let zoned = jiff::fmt::rfc2822::parse(text).ok()?;
         Some(Self::from_micros(zoned.timestamp().as_microsecond()))
     }
+}
+
+/// How far a store's clock is ahead of a clock of ours that only goes on, in microseconds: somewhere
+/// between these two.
+///
+/// A bucket tells whole seconds, rounded down, so one answer leaves a second open. Of several answers
+/// each leaves another second open, and what all of them leave is less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ahead {
+    least: i64,
+    most: i64,
+}
+
+impl Ahead {
+    /// By one answer: the store told `told` when our clock showed `ours`, and it may have been
+    /// `unsure` later by then.
+    pub fn told(told: StoreTime, unsure: Duration, ours: Duration) -> Self {
+        let least = told.as_micros().saturating_sub(micros(ours));
+        Self { least, most: least.saturating_add(micros(unsure)) }
+    }
+
+    /// What both leave open. Where they contradict each other the newer one is believed: a clock was
+    /// set, or one runs faster than the other.
+    #[must_use]
+    pub fn and(self, newer: Self) -> Self {
+        let (least, most) = (self.least.max(newer.least), self.most.min(newer.most));
+        if least <= most { Self { least, most } } else { newer }
+    }
+
+    /// The store's time when our clock shows `ours`. What is left open, our wall clock decides: so
+    /// two processes of one host, which know nothing of each other, tell the times of what they do
+    /// one after the other in that order; so do hosts whose clocks are right. A wall clock that is
+    /// off cannot take it further than the store allows.
+    pub fn at(self, ours: Duration, wall: StoreTime) -> StoreTime {
+        let ours = micros(ours);
+        let (least, most) = (self.least.saturating_add(ours), self.most.saturating_add(ours));
+        StoreTime::from_micros(wall.as_micros().clamp(least, most.max(least)))
+    }
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// Six digits behind the second, always.
@@ -157,7 +197,48 @@ mod tests {
         }
     }
 
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn at(micros: i64) -> StoreTime {
+        StoreTime::from_micros(1_700_000_000_000_000 + micros)
+    }
+
+    #[test]
+    fn the_wall_clock_decides_within_the_second_that_was_told() {
+        let ours = Duration::from_secs(77);
+        let ahead = Ahead::told(at(0), SECOND, ours);
+        let later = ours + Duration::from_micros(5);
+        assert_eq!(ahead.at(later, at(300_000)), at(300_000));
+        // Hours behind, hours ahead.
+        assert_eq!(ahead.at(later, at(-7_200_000_000)), at(5));
+        assert_eq!(ahead.at(later, at(7_200_000_000)), at(1_000_005));
+        // Some stores tell it exactly.
+        let exact = Ahead::told(at(250_000), Duration::ZERO, ours);
+        assert_eq!(exact.at(later, at(300_000)), at(250_005));
+    }
+
+    #[test]
+    fn more_answers_leave_less_open_and_a_clock_that_was_set_is_believed() {
+        let far = at(7_200_000_000);
+        let first = Ahead::told(at(0), SECOND, Duration::from_micros(10));
+        // 0.6 s later a new second begins.
+        let next = Ahead::told(at(1_000_000), SECOND, Duration::from_micros(600_010));
+        let both = first.and(next);
+        assert_eq!(both.at(Duration::from_micros(600_010), at(0)), at(1_000_000));
+        assert_eq!(both.at(Duration::from_micros(600_010), far), at(1_600_000));
+        let back = Ahead::told(at(-9_000_000), SECOND, Duration::from_micros(700_010));
+        assert_eq!(both.and(back), back);
+    }
+
     proptest! {
+        #[test]
+        fn no_clock_panics(told in any::<i64>(), wall in any::<i64>(), ours in any::<u64>(), unsure in any::<u64>()) {
+            let ours = Duration::from_micros(ours);
+            let ahead = Ahead::told(StoreTime::from_micros(told), Duration::from_micros(unsure), ours);
+            let other = Ahead::told(StoreTime::from_micros(wall), Duration::MAX, Duration::ZERO);
+            let _ = ahead.and(other).at(ours, StoreTime::from_micros(wall));
+        }
+
         #[test]
         fn text_round_trips_and_keeps_the_order(a in any::<i64>(), b in any::<i64>()) {
             let (a, b) = (StoreTime::from_micros(a), StoreTime::from_micros(b));

@@ -139,7 +139,8 @@ impl Backend for Folder {
     fn reading(&self) -> Option<Reading> {
         let state = self.world.state();
         let node = self.life.node;
-        Some(Reading { store: state.wall(node), at: boot_time(&state, node) })
+        let (store, at) = (state.wall(node), boot_time(&state, node));
+        Some(Reading { store, at, unsure: Duration::ZERO })
     }
 
     async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {

@@ -406,7 +406,7 @@ impl Client {
                     let store = state.store_time().floor_to_second();
                     let at = boot_time(&state, self.life.node);
                     *self.heard.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some(Reading { store, at });
+                        Some(Reading { store, at, unsure: Duration::from_secs(1) });
                 }
                 reply
             }

@@ -6,19 +6,25 @@
 //!
 //! - `WHERE key = …` reads one shard;
 //! - comparisons of numbers, and of texts for equality, are made before SQLite sees the row;
-//! - only the fields that a query mentions are looked at.
+//! - only the fields that a query mentions are looked at;
+//! - times are compared as times, however they are spelled (`time`);
+//! - nothing is written: whatever is not a question is refused.
 //!
 //! For heavy analysis, DuckDB reads the same files: [`Index::duckdb_view`].
 
 mod table;
+mod time;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use leasehold::index::{Index, IndexSettings};
 use leasehold::{Error, ErrorKind, Result, Store};
-use rusqlite::Connection;
+use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
 use rusqlite::types::ValueRef;
+use rusqlite::vtab::escape_double_quote;
+use rusqlite::{Connection, ErrorCode};
 use tokio::runtime::Handle;
 
 /// A value of an answer.
@@ -56,6 +62,8 @@ pub struct Database {
     parallel: usize,
     /// The indexes that are known, as they are spelled.
     names: RefCell<BTreeSet<String>>,
+    /// The tables that a query reads, filled as it is prepared.
+    read: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Database {
@@ -67,9 +75,14 @@ impl Database {
         settings: IndexSettings,
         parallel: usize,
     ) -> Result<Self> {
-        let connection = Connection::open_in_memory().map_err(failed)?;
+        let mut connection = Connection::open_in_memory().map_err(failed)?;
+        connection.create_collation(time::COLLATION, time::compare).map_err(failed)?;
+        let read: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+        let reads = read.clone();
+        let judge = move |asked: AuthContext<'_>| judge(&asked.action, &reads);
+        connection.authorizer(Some(judge)).map_err(failed)?;
         let (store, names) = (store.clone(), RefCell::default());
-        Ok(Self { connection, store, runtime, settings, parallel, names })
+        Ok(Self { connection, store, runtime, settings, parallel, names, read })
     }
 
     /// Makes an index known under its name. [`Database::query`] does so for whatever a query names.
@@ -78,6 +91,10 @@ impl Database {
         let mut names = self.names.borrow_mut();
         if let Some(other) = names.iter().find(|other| *other != name && is_same(other, name)) {
             return Err(one_table(other, name));
+        }
+        let look = format!("SELECT 1 FROM \"{}\"", escape_double_quote(name));
+        if !names.contains(name) && self.connection.prepare(&look).is_ok() {
+            return Err(taken(name));
         }
         table::register(&self.connection, index, &self.runtime, self.parallel).map_err(failed)?;
         names.insert(name.to_owned());
@@ -109,9 +126,17 @@ impl Database {
         Ok(())
     }
 
-    /// Refuses a query that may mean an index which SQLite takes for another: the answer would be the
-    /// other's.
+    /// Refuses a query that may mean an index which SQLite takes for another, or for a table of its own:
+    /// the answer would be the other's.
     fn tell_apart(&self, sql: &str) -> Result<()> {
+        let read = std::mem::take(&mut *self.read.lock().unwrap_or_else(PoisonError::into_inner));
+        for table in read {
+            let ours = self.names.borrow().iter().any(|name| is_same(name, &table));
+            let found = || self.runtime.block_on(Index::find(&self.store, &table));
+            if !ours && let Ok(Some(_)) = found() {
+                return Err(taken(&table));
+            }
+        }
         for name in &*self.names.borrow() {
             for spelled in other_spellings(sql, name) {
                 // Not every word is an index, and not every text can be one.
@@ -128,8 +153,12 @@ impl Database {
     fn prepare(&self, sql: &str) -> Result<rusqlite::Statement<'_>> {
         let mut opened: Vec<String> = Vec::new();
         loop {
+            self.read.lock().unwrap_or_else(PoisonError::into_inner).clear();
             let error = match self.connection.prepare(sql) {
                 Ok(statement) => {
+                    if !statement.readonly() || statement.column_count() == 0 {
+                        return Err(no_question());
+                    }
                     self.tell_apart(sql)?;
                     return Ok(statement);
                 }
@@ -146,6 +175,35 @@ impl Database {
     }
 }
 
+/// Allows what a question needs, and nothing that writes: there is nothing to write to but other files.
+fn judge(asked: &AuthAction<'_>, read: &Mutex<BTreeSet<String>>) -> Authorization {
+    match asked {
+        AuthAction::Read { table_name, .. } => {
+            let mut read = read.lock().unwrap_or_else(PoisonError::into_inner);
+            if !read.contains(*table_name) {
+                read.insert((*table_name).to_owned());
+            }
+            Authorization::Allow
+        }
+        AuthAction::Select | AuthAction::Function { .. } | AuthAction::Recursive => {
+            Authorization::Allow
+        }
+        // What columns there are.
+        AuthAction::Pragma { pragma_name, .. }
+            if ["table_info", "table_xinfo"].iter().any(|name| is_same(name, pragma_name)) =>
+        {
+            Authorization::Allow
+        }
+        _ => Authorization::Deny,
+    }
+}
+
+fn no_question() -> Error {
+    let message =
+        "only questions are answered, and nothing is written: SELECT, WITH, VALUES, EXPLAIN";
+    Error::new(ErrorKind::Invalid, message)
+}
+
 /// Whether SQLite takes two names for one.
 fn is_same(one: &str, other: &str) -> bool {
     one.eq_ignore_ascii_case(other)
@@ -157,6 +215,16 @@ fn one_table(one: &str, other: &str) -> Error {
         format!(
             "the indexes {one:?} and {other:?} differ in case only, which SQL does not tell apart: \
              copy one of them to another name (index copy)"
+        ),
+    )
+}
+
+fn taken(name: &str) -> Error {
+    Error::new(
+        ErrorKind::Invalid,
+        format!(
+            "SQLite has a table {name:?} of its own, so the index of that name cannot be asked: copy it \
+             to another name (index copy)"
         ),
     )
 }
@@ -183,6 +251,9 @@ fn missing_table(message: &str) -> Option<String> {
 }
 
 fn failed(error: rusqlite::Error) -> Error {
+    if error.sqlite_error_code() == Some(ErrorCode::AuthorizationForStatementDenied) {
+        return no_question();
+    }
     let kind = match &error {
         // What our table said: the store's trouble.
         rusqlite::Error::ModuleError(_) => ErrorKind::Unavailable,

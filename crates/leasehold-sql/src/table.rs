@@ -20,6 +20,8 @@ use rusqlite::vtab::{
 use rusqlite::{Connection, Error, Result, ffi};
 use tokio::runtime::Handle;
 
+use crate::time;
+
 /// What a table needs to know.
 #[derive(Debug, Clone)]
 struct Aux {
@@ -82,7 +84,11 @@ unsafe impl<'vtab> VTab<'vtab> for Table {
                     true => " HIDDEN",
                     false => "",
                 };
-                format!("\"{}\" {kind}{hidden}", escape_double_quote(&field.name))
+                let collation = match field.kind {
+                    FieldKind::Datetime => format!(" COLLATE {}", time::COLLATION),
+                    _ => String::new(),
+                };
+                format!("\"{}\" {kind}{collation}{hidden}", escape_double_quote(&field.name))
             })
             .collect();
         let sql = CString::new(format!("CREATE TABLE x({})", columns.join(", ")))

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // in a test, a failure is a panic
 
 use leasehold::index::{Field, Index, IndexSettings, NewIndex};
-use leasehold::{Error, Store};
+use leasehold::{Error, ErrorKind, Store};
 use leasehold_sql::{Answer, Database, Value};
 use serde_json::json;
 
@@ -157,7 +157,7 @@ async fn mistakes_are_explained() {
         ("select * from nobody", "there is no index \"nobody\""),
         ("select nobody from sites", "no such column"),
         ("selct", "syntax error"),
-        ("insert into sites values (1,2,3,4,5,6)", "may not be modified"),
+        ("insert into sites values (1,2,3,4,5,6)", "nothing is written"),
     ] {
         let error = ask(&store, sql).await.unwrap_err().to_string();
         assert!(error.contains(part), "{sql}: {error}");
@@ -320,4 +320,93 @@ async fn indexes_that_differ_in_case_only_are_not_mixed_up() {
     });
     let error = second.await.unwrap().unwrap_err();
     assert!(error.to_string().contains("differ in case only"), "{error}");
+}
+
+/// Whatever is not a question is refused, before it does anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_written() {
+    let store = Store::memory();
+    filled(&store).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.db").display().to_string();
+    for sql in [
+        format!("VACUUM INTO '{file}'"),
+        format!("ATTACH '{file}' AS other"),
+        "CREATE TABLE other (x)".to_owned(),
+        "CREATE TEMP TABLE other AS SELECT * FROM sites".to_owned(),
+        "CREATE VIEW other AS SELECT 1".to_owned(),
+        "INSERT INTO sites (domain) VALUES ('x.example')".to_owned(),
+        "UPDATE sites SET n = 1".to_owned(),
+        "DELETE FROM sites".to_owned(),
+        "BEGIN".to_owned(),
+        "PRAGMA journal_mode = off".to_owned(),
+        "SELECT 1; DROP TABLE sites".to_owned(),
+        "".to_owned(),
+        "-- nothing".to_owned(),
+    ] {
+        let error = ask(&store, &sql).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{sql}: {error}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    for sql in [
+        "WITH RECURSIVE c(x) AS (VALUES (1) UNION ALL SELECT x + 1 FROM c WHERE x < 3) SELECT * FROM c",
+        "EXPLAIN QUERY PLAN SELECT * FROM sites",
+        "VALUES (1)",
+        "SELECT name FROM pragma_table_info('sites')",
+        "SELECT value FROM json_each('[1]')",
+    ] {
+        ask(&store, sql).await.unwrap();
+    }
+}
+
+/// SQLite's own tables come first: an index of that name is not answered for by them.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_sqlite_has_are_refused() {
+    let store = Store::memory();
+    for name in ["sqlite_master", "json_each", "Sqlite_Schema"] {
+        index(&store, name, &["key", "value"]).await;
+        let error = ask(&store, &format!("SELECT count(*) FROM {name}")).await.unwrap_err();
+        assert!(error.to_string().contains("of its own"), "{name}: {error}");
+    }
+    let error = ask(&store, "SELECT * FROM json_each('[1]')").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+/// However a time is spelled, it is compared as a time.
+#[tokio::test(flavor = "multi_thread")]
+async fn times_are_compared_as_times() {
+    let store = Store::memory();
+    let index = index(&store, "runs", &["key", "at:datetime"]).await;
+    for (key, at) in [
+        ("a", "2026-01-31T08:00:00Z"),
+        ("b", "2026-01-31T09:00:00Z"),
+        ("c", "2026-01-31T09:00:00.000001Z"),
+        ("d", "2026-01-31T23:00:00Z"),
+    ] {
+        index.put(&json!({"key": key, "at": at})).await.unwrap();
+    }
+    index.put(&json!({"key": "now"})).await.unwrap();
+    for (filter, keys) in [
+        ("at > '2026-01-31 09:00:00'", "c d"),
+        ("at >= '2026-01-31T09:00:00Z'", "b c d"),
+        ("at = '2026-01-31T10:00:00+01:00'", "b"),
+        ("at IN ('2026-01-31 08:00', '2026-01-31T10:00:00+01:00')", "a b"),
+        ("at BETWEEN '2026-01-31 08:30' AND '2026-01-31 09:00:00'", "b"),
+        ("NOT at > '2026-01-31 09:00:00'", "a b"),
+        ("key = 'a' OR at > '2026-01-31 09:00:00.000001'", "a d"),
+        ("at > datetime('2026-01-31 12:00:00', '-3 hours')", "c d"),
+        ("at > unixepoch('2026-01-31 09:00:00')", "c d"),
+        ("at >= '2026-01-31' AND at < '2026-02'", "a b c d"),
+        ("at > ''", "a b c d"),
+        ("updated_at > datetime('now', '-1 hour') AND at IS NULL", "now"),
+        ("updated_at > datetime('now', '+1 hour')", ""),
+        ("updated_at > current_timestamp AND updated_at < datetime('now', '-1 day')", ""),
+    ] {
+        let sql = format!(
+            "SELECT group_concat(key, ' ') FROM (SELECT key FROM runs WHERE {filter} ORDER BY key)"
+        );
+        let found = ask(&store, &sql).await.unwrap();
+        let found = found.lines().nth(1).unwrap().trim_matches('"').replace("NULL", "");
+        assert_eq!(found, keys, "{filter}");
+    }
 }

@@ -69,6 +69,8 @@ pub struct Faulty {
     seen: Mutex<BTreeMap<Key, u32>>,
     /// Faults that begin with the next write of a key that contains this.
     aimed: Mutex<Option<Aimed>>,
+    /// Keys that contain this may not be written.
+    denied: Mutex<Option<String>>,
 }
 
 /// A part of a key, and the faults of writes and reads from its next write on.
@@ -85,6 +87,7 @@ impl Faulty {
             ghost: Mutex::default(),
             seen: Mutex::default(),
             aimed: Mutex::default(),
+            denied: Mutex::default(),
         }
     }
 
@@ -98,6 +101,7 @@ impl Faulty {
             ghost: Mutex::default(),
             seen: Mutex::default(),
             aimed: Mutex::default(),
+            denied: Mutex::default(),
         }
     }
 
@@ -112,6 +116,20 @@ impl Faulty {
     /// and reads are answered or not.
     pub fn next_put_of(&self, part: &str, faults: Vec<Fault>, reads: Vec<bool>) {
         *lock(&self.aimed) = Some((part.to_owned(), faults, reads));
+    }
+
+    /// From now on, keys that contain `part` may be read and not written: the permissions say so.
+    pub fn deny_writes_of(&self, part: &str) {
+        *lock(&self.denied) = Some(part.to_owned());
+    }
+
+    fn may_write(&self, key: &Key) -> Result<()> {
+        match &*lock(&self.denied) {
+            Some(part) if key.as_str().contains(part) => {
+                Err(Error::new(ErrorKind::Denied, "denied by the test").at(key))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn fault(&self) -> Fault {
@@ -184,6 +202,7 @@ impl Backend for Faulty {
         when: &When,
         durability: Durability,
     ) -> Result<Put> {
+        self.may_write(key)?;
         *lock(&self.seen).entry(key.clone()).or_default() += 1;
         let hit = |aimed: &mut Aimed| key.as_str().contains(&aimed.0);
         if let Some((_, faults, reads)) = lock(&self.aimed).take_if(hit) {
@@ -234,6 +253,7 @@ impl Backend for Faulty {
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
+        self.may_write(key)?;
         let fault = self.fault();
         match fault {
             Fault::LostRequest | Fault::Delayed => {

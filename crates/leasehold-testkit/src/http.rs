@@ -53,6 +53,8 @@ struct Shared {
     seen: Mutex<Vec<Request>>,
     open: AtomicUsize,
     most: AtomicUsize,
+    busy: AtomicUsize,
+    most_busy: AtomicUsize,
 }
 
 /// The server. Its threads end with the test process.
@@ -72,6 +74,8 @@ impl TinyS3 {
             seen: Mutex::default(),
             open: AtomicUsize::new(0),
             most: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+            most_busy: AtomicUsize::new(0),
         });
         let server = shared.clone();
         std::thread::spawn(move || {
@@ -103,6 +107,11 @@ impl TinyS3 {
     pub fn most_connections(&self) -> usize {
         self.shared.most.load(SeqCst)
     }
+
+    /// How many requests were under way at once at most since this was last asked.
+    pub fn most_requests(&self) -> usize {
+        self.shared.most_busy.swap(0, SeqCst)
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -112,6 +121,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn serve(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     while let Some(request) = read_request(&mut reader)? {
+        let busy = Busy::new(shared);
         lock(&shared.seen).push(request.clone());
         let spoil = lock(&shared.script)(&request);
         let carried_out = || carry_out(shared, &request);
@@ -140,6 +150,8 @@ fn serve(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
         if cut {
             bytes.truncate(bytes.len() - answer.body.len() / 2);
         }
+        // Before the client knows and sends the next one.
+        drop(busy);
         let mut stream = stream;
         stream.write_all(&bytes)?;
         if cut {
@@ -147,6 +159,23 @@ fn serve(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// A request that is under way.
+struct Busy<'a>(&'a Shared);
+
+impl<'a> Busy<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        let busy = shared.busy.fetch_add(1, SeqCst) + 1;
+        shared.most_busy.fetch_max(busy, SeqCst);
+        Self(shared)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, SeqCst);
+    }
 }
 
 fn read_request(reader: &mut BufReader<TcpStream>) -> std::io::Result<Option<Request>> {

@@ -20,6 +20,8 @@ pub enum ErrorKind {
     Unavailable,
     /// The input or the configuration is wrong: correct it.
     Invalid,
+    /// There is nothing of that name: check it, or make it first.
+    NotFound,
     /// The credentials or permissions do not allow it: get others.
     Denied,
     /// Stored bytes are not what they should be: look at them.
@@ -71,9 +73,14 @@ impl Error {
         self.key.as_ref()
     }
 
+    /// What happened, without the key.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Whether it is about one object, and not about the store or us.
     pub(crate) fn is_about_data(&self) -> bool {
-        matches!(self.kind, ErrorKind::Data | ErrorKind::Invalid)
+        matches!(self.kind, ErrorKind::Data | ErrorKind::Invalid | ErrorKind::NotFound)
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {

@@ -14,8 +14,8 @@ pub struct StoreSettings {
     /// file descriptor on both sides; requests beyond it wait.
     pub connections: usize,
     /// How many requests this process sends to a bucket in a minute at most, ten seconds' worth of
-    /// them at once after a rest. Requests beyond it wait, heartbeats too: fewer than a few for each
-    /// lease that is held, and leases are lost.
+    /// them at once after a rest. Requests beyond it wait. Heartbeats go before all others, but wait
+    /// for each other: fewer than a few for each lease that is held, and leases are lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<u32>,
     /// How long one request may take, its body's transfer aside. What takes longer counts as

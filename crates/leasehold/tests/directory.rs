@@ -131,11 +131,27 @@ async fn a_crash_leaves_what_the_next_process_sweeps() {
         let old = fs::File::options().write(true).open(folder.join("dead-1")).unwrap();
         old.set_modified(two_hours_ago).unwrap();
     }
+    let dead = || folders.iter().filter(|folder| folder.join("dead-1").exists()).count();
     put(&scene.store(), "a", "x").await.map(drop).unwrap();
+    assert_eq!(dead(), 2, "nobody looks again so soon");
+    let swept = scene.dir().join(".lh/swept");
+    let sweep_was = |at: SystemTime| {
+        fs::File::options().write(true).open(&swept).unwrap().set_modified(at).unwrap();
+    };
+    sweep_was(two_hours_ago);
+    put(&scene.store(), "a", "x").await.map(drop).unwrap();
+    assert_eq!(dead(), 0, "they were left by a crash");
     for folder in &folders {
-        assert!(!folder.join("dead-1").exists(), "it was left by a crash");
         assert!(folder.join("alive-1").exists(), "it may be somebody's who is writing right now");
     }
+    assert!(fs::metadata(&swept).unwrap().modified().unwrap() > two_hours_ago);
+    // A clock that is put back does not keep anybody from sweeping.
+    fs::write(folders[0].join("dead-1"), "half an obj").unwrap();
+    let old = fs::File::options().write(true).open(folders[0].join("dead-1")).unwrap();
+    old.set_modified(two_hours_ago).unwrap();
+    sweep_was(two_hours_ago + Duration::from_secs(10_000_000_000));
+    put(&scene.store(), "a", "x").await.map(drop).unwrap();
+    assert_eq!(dead(), 0);
 }
 
 #[tokio::test]

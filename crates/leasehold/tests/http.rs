@@ -160,6 +160,7 @@ async fn what_is_final_is_not_tried_again() {
         (404, "NoSuchBucket", ErrorKind::Invalid),
         (301, "PermanentRedirect", ErrorKind::Invalid),
         (400, "InvalidArgument", ErrorKind::Invalid),
+        (400, "ExpiredToken", ErrorKind::Denied),
         (501, "NotImplemented", ErrorKind::Unsupported),
     ] {
         let server = spoiling(vec![Spoil::Instead(status, code); 9]);
@@ -211,7 +212,7 @@ async fn connections_are_limited() {
 /// requests are under way. Only lower bounds: a slow machine sends fewer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_keep_their_pace() {
-    let server = TinyS3::start(|_| Spoil::Nothing);
+    let server = TinyS3::start(|_| Spoil::Slowly(Duration::from_millis(5)));
     let settings = StoreSettings {
         requests_per_minute: Some(600),
         request_timeout: Duration::from_secs(20),
@@ -233,12 +234,50 @@ async fn requests_keep_their_pace() {
     assert!(send(12).await >= Duration::from_millis(1800), "2 beyond the burst, 1 a second");
     store.limit(8, None);
     assert!(send(100).await < Duration::from_secs(60), "100 of them at the last pace");
-    // Fewer connections: those that are out count until they are back.
+    assert!(server.most_requests() > 2);
+    // Fewer connections: those that are out count until they are back. Others may stand idle.
     store.limit(2, None);
     send(40).await;
-    let many = server.most_connections();
+    server.most_requests();
     send(40).await;
-    assert!(server.most_connections() == many, "{many}");
+    let most = server.most_requests();
+    assert!(most <= 2, "{most} at once");
+}
+
+/// However many wait because of the pace, a renewal is sent next; and whatever was signed is as old as
+/// its sending, not as its waiting: a store refuses what is older than 15 minutes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_renewal_waits_for_no_more_than_one_other() {
+    const BURST: usize = 100;
+    let server = TinyS3::start(|_| Spoil::Nothing);
+    let settings = StoreSettings {
+        requests_per_minute: Some(600),
+        request_timeout: Duration::from_secs(20),
+        connections: 8,
+        ..settings()
+    };
+    let store = connect(&server, settings);
+    let heads = (0..BURST + 40).map(|_| {
+        let store = store.clone();
+        tokio::spawn(async move { store.head(&key()).await.map(drop).unwrap() })
+    });
+    let heads: Vec<_> = heads.collect();
+    let seen = |many: usize| server.requests().len() >= many;
+    while !seen(BURST) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let before = server.requests().len();
+    assert!(matches!(put_one(&store).await, Put::Stored(_)));
+    let requests = server.requests();
+    let renewed = requests.iter().position(|request| request.method == "PUT").unwrap();
+    // The one before it, and what a busy machine lets pass until it asks.
+    assert!(renewed <= before + 20, "{} others went before it", renewed - before);
+    for head in heads {
+        head.await.unwrap();
+    }
+    let dates = server.requests().into_iter().map(|request| request.headers["x-amz-date"].clone());
+    let dates: std::collections::BTreeSet<String> = dates.collect();
+    assert!(dates.len() >= 3, "4 s of sending, all signed at {dates:?}");
 }
 
 fn leasehold_key() -> &'static Key {

@@ -47,6 +47,7 @@ async fn keys(store: &Store, prefix: &str) -> Vec<String> {
 async fn drop_file(store: &Store, key: &str, body: &str) {
     let put = store.put(&Key::new(key).unwrap(), body.to_owned().into(), Write::any()).await;
     assert!(matches!(put.unwrap(), Put::Stored(_)));
+    leasehold_testkit::left_alone(store, key);
 }
 
 /// A record is seen the moment it was put, through every stage, and the latest counts.

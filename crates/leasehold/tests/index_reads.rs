@@ -314,3 +314,32 @@ async fn a_flat_file_that_changes_in_its_place_is_read_again() {
         assert_eq!(n(&index, other).await, Some(json!(-2)));
     }
 }
+
+/// Who keeps an index open sees fields that were added later, pending or in the shard, and can write them.
+#[tokio::test]
+async fn a_field_that_was_added_later_is_seen_and_written() {
+    let store = Store::memory();
+    let old = index(&store).await;
+    old.put(&json!({"domain": KEY, "n": 1})).await.unwrap();
+    old.compact().await.unwrap();
+    assert_eq!(n(&old, KEY).await, Some(json!(1)));
+    let writer = Index::open(&store, "domains").await.unwrap();
+    let other = Index::open(&store, "domains").await.unwrap();
+    let city = Field::parse("city").unwrap();
+    writer.add_fields(vec![city]).await.unwrap();
+    writer.put(&json!({"domain": KEY, "n": 2, "city": "Oslo"})).await.unwrap();
+    writer.compact().await.unwrap();
+    let record = old.get_json(KEY).await.unwrap().unwrap();
+    assert_eq!(record["city"], "Oslo", "{record:?}");
+    // Once it knows, looking costs what it did.
+    let before = store.usage();
+    old.get_json(KEY).await.unwrap();
+    let used = store.usage().since(&before);
+    assert_eq!((used.list, used.get), (1, 2), "inbox, flat inbox, shard: {used:?}");
+    let known = json!({"domain": "a.example", "n": 3});
+    let new = json!({"domain": "b.example", "n": 3, "city": "Rome"});
+    other.put_many([known, new.clone()]).await.unwrap();
+    assert_eq!(writer.get_json("b.example").await.unwrap().unwrap()["city"], "Rome");
+    let error = other.put(&json!({"domain": KEY, "town": "Rome"})).await.unwrap_err();
+    assert!(error.to_string().contains("there is no field \"town\""), "{error}");
+}

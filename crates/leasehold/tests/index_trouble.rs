@@ -40,6 +40,7 @@ fn gated(memory: &Memory) -> (Arc<Gated>, Store) {
 async fn drop_file(store: &Store, key: &str, body: &str) {
     let put = store.put(&Key::new(key).unwrap(), body.to_owned().into(), Write::any()).await;
     assert!(matches!(put.unwrap(), Put::Stored(_)));
+    leasehold_testkit::left_alone(store, key);
 }
 
 async fn keys(store: &Store, prefix: &str) -> Vec<String> {

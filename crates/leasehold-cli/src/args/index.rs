@@ -13,7 +13,7 @@ use super::duration;
 pub enum Format {
     /// Comma-separated, with a header
     Csv,
-    /// Tab-separated, with a header
+    /// Tab-separated, with a header; no quotes: tab, newline, carriage return and backslash are \t, \n, \r, \\
     Tsv,
     /// One JSON object per line
     Jsonl,
@@ -45,7 +45,7 @@ pub enum IndexCommand {
     },
     /// Change what the records look like: fields are added at the end
     Alter(Alter),
-    /// Write a record
+    /// Write a record: the whole of it. Fields that are not given are empty from then on
     Put {
         /// The index
         index: String,
@@ -88,6 +88,10 @@ pub enum IndexCommand {
     /// Take inboxes in, for ever
     Compile(Compile),
     /// Ask in SQL: every index is a table with its name
+    ///
+    /// Nothing is written: SELECT, WITH, VALUES and EXPLAIN are answered. Times are compared as times, however
+    /// they are spelled: updated_at > datetime('now', '-1 hour'). What is no column any more is text: say
+    /// datetime(max(updated_at)) > datetime('now', '-1 hour').
     Query {
         /// SELECT …
         sql: String,

@@ -99,8 +99,8 @@ pub enum QueueCommand {
 /// How a queue behaves. What is not given is what suits the store, or stays.
 #[derive(Debug, Default, ClapArgs)]
 pub struct QueueTerms {
-    /// After how long without a heartbeat a task is anybody's
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    /// After how long without a heartbeat a task is anybody's: at least 1s
+    #[arg(long, value_name = "DURATION", value_parser = ttl)]
     pub ttl: Option<Duration>,
     /// How often a claim is renewed [default: a third of the ttl]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -142,6 +142,14 @@ pub struct QueueTerms {
     /// Whether tasks and receipts in a directory are flushed to disk before success is reported
     #[arg(long, value_name = "BOOL")]
     pub durable: Option<bool>,
+}
+
+/// One that is shorter is over before its command has started.
+fn ttl(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        ttl if ttl < Duration::from_secs(1) => Err("a queue's ttl is at least 1s".to_owned()),
+        ttl => Ok(ttl),
+    }
 }
 
 /// How claims reach the store.
@@ -204,7 +212,8 @@ pub struct Work {
     #[arg(short = 'j', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: u16,
 
-    /// End when there is nothing left, neither waiting nor being done by anybody
+    /// End when there is nothing left, neither waiting nor being done by anybody. The exit code is 1 if
+    /// tasks were given up in this run
     #[arg(long)]
     pub exit_when_empty: bool,
 

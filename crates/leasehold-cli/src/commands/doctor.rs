@@ -8,7 +8,7 @@ use crate::exit::Exit;
 use crate::render::{self, BAD, DIM, GOOD, WARN, paint};
 
 /// Examines the store, showing each check as it ends.
-pub async fn run(args: &Args, store: &Store, forget: bool) -> anyhow::Result<Exit> {
+pub async fn run(args: &Args, store: &Store, forget: bool, repair: bool) -> anyhow::Result<Exit> {
     let show = !args.json && !args.quiet;
     if show {
         render::line(format_args!("examining {}", store.url()))?;
@@ -16,6 +16,9 @@ pub async fn run(args: &Args, store: &Store, forget: bool) -> anyhow::Result<Exi
     let mut doctor = Doctor::new(store);
     if forget {
         doctor = doctor.forget();
+    }
+    if repair {
+        doctor = doctor.repair();
     }
     let report = tokio::select! {
         report = doctor.run(|check| if show { show_check(check) }) => report?,
@@ -32,7 +35,7 @@ pub async fn run(args: &Args, store: &Store, forget: bool) -> anyhow::Result<Exi
     Ok(match report.verdict {
         Verdict::Safe => Exit::Done,
         Verdict::UsableWithLimits => Exit::Failed,
-        Verdict::Unsafe => Exit::Usage,
+        Verdict::Damaged | Verdict::Unsafe => Exit::Usage,
     })
 }
 
@@ -71,6 +74,11 @@ fn show_report(report: &Report) -> anyhow::Result<()> {
             paint(WARN.bold(), "usable with limits"),
             failed(Outcome::Limit)
         ),
+        Verdict::Damaged => format!(
+            "{}: leasehold.json cannot be read, and nobody can write here. If this is the right place, \
+             `leasehold doctor --repair` writes a new one; everything else stays",
+            paint(BAD.bold(), "damaged")
+        ),
         Verdict::Unsafe => format!(
             "{}: locks would be held twice or data lost; Leasehold refuses this store",
             paint(BAD.bold(), "unsafe")
@@ -78,6 +86,7 @@ fn show_report(report: &Report) -> anyhow::Result<()> {
     };
     render::line(format_args!("{} is {verdict}", report.store))?;
     let noted = match report.recorded {
+        _ if report.verdict == Verdict::Damaged => "not noted",
         true => "noted in leasehold.json, where every node reads it",
         false => "not noted: there is no leasehold.json here yet",
     };

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use leasehold::lease::{Asked, Info};
 use leasehold::lock::{Election, Guard, Lock, Semaphore};
 use leasehold::protocol::key::decode_segment;
+use leasehold::protocol::layout::{ELECTIONS, LOCKS, SEMAPHORES};
 use leasehold::protocol::lease::Judgement;
 use leasehold::store::{List, StoreUrl};
 use leasehold::{Error, ErrorKind, Key, Store, host};
@@ -70,6 +71,16 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Invalid, message)
 }
 
+/// Who did not get it is told what to do about that.
+fn or_longer(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref::<Error>() {
+        Some(held) if held.kind() == ErrorKind::Held => {
+            Error::new(ErrorKind::Held, format!("{held}; wait longer with --wait 10m")).into()
+        }
+        _ => error,
+    }
+}
+
 /// `leasehold lock …`.
 pub async fn run(args: &Args, store: &Store, command: &LockCommand) -> anyhow::Result<Ending> {
     match command {
@@ -87,24 +98,45 @@ pub async fn run(args: &Args, store: &Store, command: &LockCommand) -> anyhow::R
                 }
             };
             let guard = tokio::select! {
-                guard = acquire => guard?,
+                guard = acquire => guard.map_err(or_longer)?,
                 signal = signals.stop() => return Ok(Ending::Program(code_of_signal(signal))),
             };
             let ended = run_under(&guard, run, heartbeat, &mut signals).await;
             finish(guard, ended).await
         }
         LockCommand::Ls => ls(args, store).await,
-        LockCommand::Show { lock } => {
-            show(args, &lock_at(args, store, lock, &LockTerms::default())?).await
-        }
-        LockCommand::Ask { lock } => {
-            ask(args, &lock_at(args, store, lock, &LockTerms::default())?).await
-        }
+        LockCommand::Show { lock } => show(args, &find(args, store, lock).await?).await,
+        LockCommand::Ask { lock } => ask(args, &find(args, store, lock).await?).await,
         LockCommand::Release { lock, force } => {
-            release(&lock_at(args, store, lock, &LockTerms::default())?, *force).await
+            release(args, &find(args, store, lock).await?, *force).await
         }
         LockCommand::Clean => clean(args, store).await,
     }
+}
+
+/// A lock that there may be, under the name that people know.
+struct Found {
+    name: String,
+    lock: Lock,
+}
+
+/// The lock that `lock ls` lists under this name. Slots and elections are listed by their keys; a lock can
+/// have such a name too, and then comes first.
+async fn find(args: &Args, store: &Store, given: &LockName) -> anyhow::Result<Found> {
+    let terms = LockTerms::default();
+    let lock = lock_at(args, store, given, &terms)?;
+    let Some(name) = given.name.clone() else {
+        return Ok(Found { name: lock.key().to_string(), lock });
+    };
+    let is_key = [SEMAPHORES, ELECTIONS].iter().any(|folder| name.starts_with(folder));
+    if is_key
+        && lock.info().await?.is_none()
+        && let Ok(key) = Key::new(format!("{name}.lock"))
+    {
+        let settings = config::lock_settings(args, &terms, store.kind())?;
+        return Ok(Found { lock: Lock::at(store, key, holder(&terms), settings)?, name });
+    }
+    Ok(Found { name, lock })
 }
 
 /// `leasehold elect`.
@@ -112,10 +144,18 @@ pub async fn elect(args: &Args, store: &Store, elect: &Elect) -> anyhow::Result<
     let settings = config::lock_settings(args, &elect.terms, store.kind())?;
     let heartbeat = settings.heartbeat;
     let election = Election::named(store, &elect.name, holder(&elect.terms), settings)?;
+    // Who says how long stands that long; others stand until they lead.
+    let for_ever = elect.terms.wait.is_none() && elect.terms.attempts.is_none();
     let mut signals = Signals::catch()?;
     loop {
+        let campaign = async {
+            match for_ever {
+                true => election.campaign().await,
+                false => election.campaign_in_time().await,
+            }
+        };
         let leading = tokio::select! {
-            leading = election.campaign() => leading?,
+            leading = campaign => leading.map_err(|error| or_longer(error.into()))?,
             signal = signals.stop() => return Ok(Ending::Program(code_of_signal(signal))),
         };
         tracing::info!(token = leading.token(), "leading");
@@ -247,12 +287,12 @@ fn row(name: String, info: &Info) -> Row {
 async fn locks(args: &Args, store: &Store) -> anyhow::Result<Vec<(String, Lock)>> {
     let settings = config::lock_settings(args, &LockTerms::default(), store.kind())?;
     let mut locks = Vec::new();
-    for prefix in ["locks/", "semaphores/", "elections/"] {
+    for prefix in [LOCKS, SEMAPHORES, ELECTIONS] {
         let mut listing = store.list(List::prefix(prefix)?);
         while let Some(page) = listing.next_page().await? {
             for entry in page.entries {
                 let Some(path) = entry.key.as_str().strip_suffix(".lock") else { continue };
-                let name = match path.strip_prefix("locks/") {
+                let name = match path.strip_prefix(LOCKS) {
                     Some(name) => decode_segment(name),
                     None => Some(path.to_owned()),
                 };
@@ -292,12 +332,9 @@ async fn ls(args: &Args, store: &Store) -> anyhow::Result<Ending> {
     Ok(Exit::Done.into())
 }
 
-async fn show(args: &Args, lock: &Lock) -> anyhow::Result<Ending> {
-    let Some(info) = lock.info().await? else {
-        render::say(format_args!("{}: nobody holds it", lock.key()));
-        return Ok(Exit::NotFound.into());
-    };
-    let row = row(lock.key().to_string(), &info);
+async fn show(args: &Args, found: &Found) -> anyhow::Result<Ending> {
+    let Some(info) = found.lock.info().await? else { return Ok(nobody_holds(found)) };
+    let row = row(found.name.clone(), &info);
     if args.json {
         render::json(&row)?;
         return Ok(Exit::Done.into());
@@ -319,14 +356,16 @@ async fn show(args: &Args, lock: &Lock) -> anyhow::Result<Ending> {
     Ok(Exit::Done.into())
 }
 
-async fn ask(args: &Args, lock: &Lock) -> anyhow::Result<Ending> {
-    let said = match lock.ask().await? {
+fn nobody_holds(found: &Found) -> Ending {
+    render::say(format_args!("{}: nobody holds it (see `leasehold lock ls`)", found.name));
+    Exit::NotFound.into()
+}
+
+async fn ask(args: &Args, found: &Found) -> anyhow::Result<Ending> {
+    let said = match found.lock.ask().await? {
         Asked::Now => "asked".to_owned(),
         Asked::Before(ask) => format!("{} has asked already, at {}", ask.by, ask.at),
-        Asked::NobodyHolds => {
-            render::say(format_args!("{}: nobody holds it", lock.key()));
-            return Ok(Exit::NotFound.into());
-        }
+        Asked::NobodyHolds => return Ok(nobody_holds(found)),
     };
     if !args.quiet {
         render::line(said)?;
@@ -334,11 +373,17 @@ async fn ask(args: &Args, lock: &Lock) -> anyhow::Result<Ending> {
     Ok(Exit::Done.into())
 }
 
-async fn release(lock: &Lock, force: bool) -> anyhow::Result<Ending> {
-    let Some(info) = lock.info().await? else { return Ok(Exit::Done.into()) };
+async fn release(args: &Args, found: &Found, force: bool) -> anyhow::Result<Ending> {
+    let Found { name, lock } = found;
+    let say = |what: String| match args.quiet {
+        true => Ok(()),
+        false => render::line(format_args!("{name}: {what}")),
+    };
+    let Some(info) = lock.info().await? else { return Ok(nobody_holds(found)) };
     if let Judgement::Free(_) = info.judgement
         && lock.clean().await?
     {
+        say("nobody held it any more; its record is removed".to_owned())?;
         return Ok(Exit::Done.into());
     }
     let guard = match force {
@@ -348,8 +393,7 @@ async fn release(lock: &Lock, force: bool) -> anyhow::Result<Ending> {
             Ok(guard) => guard,
             Err(held) => {
                 render::say(format_args!(
-                    "{}: refused, {} holds it; ask it with `lock ask`, or take it with --force",
-                    lock.key(),
+                    "{name}: refused, {} holds it; ask it with `lock ask`, or take it with --force",
                     held.holder
                 ));
                 return Ok(Exit::Refused.into());
@@ -357,6 +401,10 @@ async fn release(lock: &Lock, force: bool) -> anyhow::Result<Ending> {
         },
     };
     guard.release().await?;
+    say(match (&info.judgement, &info.lease) {
+        (Judgement::Held { .. }, Ok(lease)) => format!("taken from {} and released", lease.holder),
+        _ => "released".to_owned(),
+    })?;
     Ok(Exit::Done.into())
 }
 

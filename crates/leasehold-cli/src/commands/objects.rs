@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 
 use anyhow::Context as _;
 use base64::Engine as _;
+use leasehold::protocol::format::root::ROOT_KEY;
 use leasehold::store::{Delete, Detail, Entry, List, Meta, Put, Store};
 use leasehold::{Error, ErrorKind, Key, Proof, Version, When, Write};
 use serde::Serialize;
@@ -149,7 +150,7 @@ pub async fn stat(args: &Args, store: &Store, key: &str) -> anyhow::Result<Exit>
 
 /// Writes an object.
 pub async fn put(args: &Args, store: &Store, put: &args::Put) -> anyhow::Result<Exit> {
-    let key = parse_key(&put.key)?;
+    let key = parse_key_to_change(&put.key)?;
     // All of it first: a source that breaks off must not leave half an object.
     let body = match &put.text {
         Some(text) => text.clone().into_bytes(),
@@ -187,7 +188,8 @@ pub async fn rm(args: &Args, store: &Store, rm: &args::Rm) -> anyhow::Result<Exi
         return rm_prefix(args, store, prefix).await;
     }
     // All of them first: nothing is deleted if one of them cannot be a key.
-    let keys: Vec<Key> = rm.keys.iter().map(|key| parse_key(key)).collect::<Result<_, _>>()?;
+    let keys: Vec<Key> =
+        rm.keys.iter().map(|key| parse_key_to_change(key)).collect::<Result<_, _>>()?;
     let outcome = match (&rm.if_version, keys.as_slice()) {
         (Some(version), [key]) => {
             store.delete_version(key, &Version::new(version.trim_matches('"'))).await?
@@ -221,7 +223,8 @@ async fn rm_prefix(args: &Args, store: &Store, prefix: &str) -> anyhow::Result<E
     let mut listing = store.list(List::prefix(prefix)?);
     let mut deleted = 0;
     while let Some(page) = listing.next_page().await? {
-        let keys: Vec<Key> = page.entries.into_iter().map(|entry| entry.key).collect();
+        let keys = page.entries.into_iter().map(|entry| entry.key);
+        let keys: Vec<Key> = keys.filter(|key| key.as_str() != ROOT_KEY).collect();
         store.delete_many(&keys).await?;
         deleted += keys.len();
     }
@@ -244,6 +247,17 @@ fn read_source(file: &std::path::Path) -> anyhow::Result<Vec<u8>> {
 
 fn parse_key(text: &str) -> Result<Key, Error> {
     Key::new(text).map_err(|error| invalid(format!("{text:?} cannot be a key: {error}")))
+}
+
+/// The same for a key that is written or removed: without its root record, a store is nobody's.
+fn parse_key_to_change(text: &str) -> Result<Key, Error> {
+    match parse_key(text)? {
+        key if key.as_str() == ROOT_KEY => Err(invalid(format!(
+            "{ROOT_KEY} is the store's own record: nobody could write here without it \
+             (`leasehold doctor --repair` mends it)"
+        ))),
+        key => Ok(key),
+    }
 }
 
 fn invalid(message: impl Into<String>) -> Error {

@@ -3,6 +3,8 @@
 use std::io::{Read as _, Write as _};
 
 use anyhow::Context as _;
+use base64::Engine as _;
+use leasehold::protocol::layout::is_ours;
 use leasehold::scratchpad::{Format, Locked, Scratchpad};
 use leasehold::{Error, ErrorKind, Key, Store, host};
 use rustix::process::Signal;
@@ -21,6 +23,7 @@ pub async fn run(args: &Args, store: &Store, command: &PadCommand) -> anyhow::Re
             read(args, &open(args, store, None)?, path, format_of(path, *format)).await
         }
         PadCommand::Write { path, format, text } => {
+            check_path(path)?;
             let bytes = match text {
                 Some(text) => text.clone().into_bytes(),
                 None => {
@@ -35,12 +38,14 @@ pub async fn run(args: &Args, store: &Store, command: &PadCommand) -> anyhow::Re
             pad.with_lock(path, async |file| file.write_bytes(bytes).await).await?;
             Ok(Exit::Done.into())
         }
-        PadCommand::Update { path, format, terms, command } => {
+        PadCommand::Update { path, format, terms, allow_empty, command } => {
+            check_path(path)?;
             let pad = open(args, store, Some(terms))?;
-            update(&pad, path, format_of(path, *format), command).await
+            update(&pad, path, format_of(path, *format), *allow_empty, command).await
         }
         PadCommand::Ls { prefix } => {
-            for path in open(args, store, None)?.list(prefix).await? {
+            let paths = open(args, store, None)?.list(prefix).await?;
+            for path in paths.iter().filter(|path| !is_ours(path)) {
                 match args.json {
                     true => render::json(&serde_json::json!({ "path": path }))?,
                     false => render::line(path)?,
@@ -57,6 +62,18 @@ fn open(args: &Args, store: &Store, terms: Option<&LockTerms>) -> anyhow::Result
     let holder = format!("{}:{}", host::host_name(), std::process::id());
     let pad = Scratchpad::on(store, terms.holder.clone().unwrap_or(holder))?;
     Ok(pad.with_settings(config::lock_settings(args, terms, store.kind())?))
+}
+
+/// What queues, indexes and locks are made of is no file to be written.
+fn check_path(path: &str) -> anyhow::Result<()> {
+    match is_ours(path.strip_prefix("./").unwrap_or(path)) {
+        true => Err(Error::new(
+            ErrorKind::Invalid,
+            format!("{path:?} cannot be a file here: that place is Leasehold's own"),
+        )
+        .into()),
+        false => Ok(()),
+    }
 }
 
 fn format_of(path: &str, given: Option<FileFormat>) -> Format {
@@ -91,7 +108,15 @@ async fn read(args: &Args, pad: &Scratchpad, path: &str, format: Format) -> anyh
             let key = Key::new(path.strip_prefix("./").unwrap_or(path)).map_err(Error::from)?;
             render::json(&format.parse::<serde_json::Value>(&bytes, &key)?)?;
         }
-        _ => std::io::stdout().write_all(&bytes)?,
+        // As `cat` has it: bytes have no value of their own.
+        (true, Format::Raw) => render::json(&match std::str::from_utf8(&bytes) {
+            Ok(text) => serde_json::json!({ "path": path, "text": text }),
+            Err(_) => {
+                let text = base64::prelude::BASE64_STANDARD.encode(&bytes);
+                serde_json::json!({ "path": path, "base64": text })
+            }
+        })?,
+        (false, _) => std::io::stdout().write_all(&bytes)?,
     }
     Ok(Exit::Done.into())
 }
@@ -101,6 +126,7 @@ async fn update(
     pad: &Scratchpad,
     path: &str,
     format: Format,
+    allow_empty: bool,
     command: &[std::ffi::OsString],
 ) -> anyhow::Result<Ending> {
     let mut signals = Signals::catch()?;
@@ -108,8 +134,17 @@ async fn update(
         locked = pad.lock_and_read(path) => locked?,
         signal = signals.stop() => return Ok(Ending::Program(code_of_signal(signal))),
     };
+    let before = before.unwrap_or_default();
     let changed = async {
-        match filter(command, &before.unwrap_or_default(), &locked, &mut signals).await? {
+        match filter(command, &before, &locked, &mut signals).await? {
+            // A command that forgets to write is more likely than one that wants nothing to be left.
+            Filtered::Into(after) if after.is_empty() && !before.is_empty() && !allow_empty => {
+                render::say(format_args!(
+                    "{path}: refused, the command wrote nothing (--allow-empty if that is meant); \
+                     nothing was changed"
+                ));
+                Ok(Exit::Refused.into())
+            }
             Filtered::Into(after) => {
                 check(path, format, &after)?;
                 locked.write_bytes(after).await?;

@@ -93,7 +93,8 @@ fn options_that_make_no_sense() {
         (&["push", "q", "[1]", "--id-field", "b"], "\"b\""),
         (&["push", "q"], "TASK"),
         (&["create", "q", "--ttl", "1s", "--heartbeat", "1s"], "do not go together"),
-        (&["create", "q", "--ttl", "0s"], "do not go together"),
+        (&["create", "q", "--ttl", "0s"], "at least 1s"),
+        (&["create", "q", "--ttl", "10ms"], "at least 1s"),
         (&["create", "q", "--ttl", "99999999999h"], "a ttl is at most 365d"),
         (&["create", "q", "--heartbeat", "9999999999h"], "do not go together"),
         (&["create", "q", "--shards", "0"], "1 to 256 shards"),
@@ -117,7 +118,7 @@ fn options_that_make_no_sense() {
     }
     place.ok(&["create", "q"]);
     place.fails(&["set", "q", "--shards", "2"], 2, "shards is fixed");
-    place.fails(&["set", "q", "--ttl", "0s"], 2, "do not go together");
+    place.fails(&["set", "q", "--ttl", "10ms"], 2, "at least 1s");
     assert_eq!(place.json(&["show", "q"])[0]["ttl"], "30s");
 }
 

@@ -69,7 +69,7 @@ fn tasks_are_pushed_seen_done_and_looked_up() {
     let work = ["work", "q", "--exit-when-empty", "--json", "--", "sh", "-c", script];
     // What is scheduled for later does not count as something left to do.
     let (code, out, err) = place.run(&work);
-    assert_eq!(code, 0, "{err}");
+    assert_eq!(code, 1, "one was given up: {err}");
     let tally: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((&tally["done"], &tally["retried"]), (&json!(6), &json!(1)), "{tally}");
     assert_eq!((&tally["failed"], &tally["lost"]), (&json!(1), &json!(0)), "{tally}");
@@ -140,4 +140,50 @@ fn a_paused_queue_rests() {
     place.ok(&["resume", "q"]);
     place.ok(&["work", "q", "--exit-when-empty", "--", "true"]);
     assert_eq!(place.counts(), [0, 0, 1, 0]);
+}
+
+#[test]
+fn a_letter_that_cannot_be_pushed_again_keeps_nobody_from_the_others() {
+    let place = directory();
+    place.ok(&["create", "q", "--max-attempts", "1"]);
+    for id in ["a", "b", "c"] {
+        place.ok(&["push", "q", id, "--id", id]);
+    }
+    place.ok(&["work", "q", "--exit-when-empty", "--", "false"]);
+    assert_eq!(place.counts(), [0, 0, 0, 3]);
+    let failed = place.path().join(".leasehold/queues/q/failed");
+    std::fs::write(failed.join("a.json"), "damaged").unwrap();
+    place.ok(&["push", "q", "another", "--id", "b"]);
+    let (code, out, err) = place.run(&["retry", "q", "--all"]);
+    assert_eq!((code, out.as_str()), (3, "1 pushed again\n"), "{err}");
+    assert!(err.contains("a: not pushed") && err.contains("b: not pushed"), "{err}");
+    assert!(failed.join("a.json").exists() && failed.join("b.json").exists());
+    assert_eq!(place.counts(), [2, 0, 0, 2]);
+}
+
+#[test]
+fn what_waits_for_its_time_is_shown() {
+    let place = directory();
+    place.ok(&["push", "q", "x", "--id", "later", "--delay", "1h"]);
+    let shown = place.show("later");
+    assert_eq!((&shown["state"], &shown["task"]["payload"]), (&json!("scheduled"), &json!("x")));
+    assert!(shown["not_before"].is_string());
+    assert!(place.ok(&["show", "q", "later"]).contains("not before"));
+    place.fails(&["show", "q", "never"], 4, "no such task");
+}
+
+/// Another client's spelling of a name: nobody does it, and nobody may think that all is done.
+#[test]
+fn names_that_are_no_tasks_are_told() {
+    let place = directory();
+    place.ok(&["push", "q", "x"]);
+    // In a directory, a key's `%` is `%25` once more.
+    let name = "https%3A%2F%2Fexample.com".replace('%', "%25");
+    let folder = place.path().join(".leasehold/queues/q/pending").join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("task.json"), "{}").unwrap();
+    let (code, _, err) = place.run(&["work", "q", "--exit-when-empty", "--", "true"]);
+    assert_eq!((code, err.matches("names that are no task's").count()), (0, 1), "{err}");
+    let status = place.ok(&["status", "q"]);
+    assert!(status.contains("unknown"), "{status}");
 }

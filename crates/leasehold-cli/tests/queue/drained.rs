@@ -137,3 +137,29 @@ fn a_command_that_is_told_to_end_with_its_worker_does_not_count() {
     let shown = place.show("0");
     assert_eq!((&shown["state"], &shown["lease"]["retries"]), (&json!("retrying"), &json!(0)));
 }
+
+/// What runs is finished, also where something else that was claimed cannot be given back.
+#[test]
+fn a_bundle_that_cannot_be_given_back_stops_no_command() {
+    let place = directory();
+    place.ok(&["create", "urgent"]);
+    place.ok(&["push", "q", "0", "1", "2", "--bundle", "3"]);
+    let script = "read x; touch run.$x; while [ ! -e go.$x ]; do sleep 0.05; done; echo ok $x";
+    let worker = place.worker(&["urgent,q"], script);
+    wait_until("it runs", || place.path().join("run.0").exists());
+    place.ok(&["push", "urgent", "u", "--id", "u"]);
+    // Until the first queue is looked at again.
+    std::thread::sleep(Duration::from_millis(1500));
+    std::fs::write(place.path().join("go.0"), "").unwrap();
+    wait_until("the urgent one runs", || place.path().join("run.u").exists());
+    let bundles = place.path().join(".leasehold/queues/q/bundles");
+    let bundle = std::fs::read_dir(&bundles).unwrap().next().unwrap().unwrap().path();
+    std::fs::remove_file(bundle.join("lease.json")).unwrap();
+    std::fs::create_dir(bundle.join("lease.json")).unwrap();
+    signal(&worker.0, "TERM");
+    std::thread::sleep(Duration::from_millis(700));
+    std::fs::write(place.path().join("go.u"), "").unwrap();
+    assert_eq!(ending(worker), Some(0));
+    let shown = place.json(&["show", "urgent", "u"]).remove(0);
+    assert_eq!(shown["receipt"]["result"], "ok u");
+}

@@ -96,6 +96,14 @@ impl Place {
         out
     }
 
+    /// Works until there is nothing left, with tasks given up.
+    #[track_caller]
+    pub fn gives_up(&self, words: &[&str]) {
+        let (code, out, err) = self.run(words);
+        assert_eq!(code, 1, "{words:?}: {out}{err}");
+        assert!(err.contains(" given up"), "{words:?}: {err}");
+    }
+
     /// The same as values, one per line.
     #[track_caller]
     pub fn json(&self, words: &[&str]) -> Vec<Value> {

@@ -51,3 +51,15 @@ fn single_tasks_and_bundles_of_any_size_can_be_streamed() {
     let expected = ["\"a\"", "{\"b\":1}", "\"c\"", "\"{\\\"d\\\":1}\"", "\"4\""];
     assert_eq!(payloads, expected.map(str::to_owned).into());
 }
+
+/// Bundles of long lines are smaller: nobody has to know how long they are.
+#[test]
+fn long_lines_make_smaller_bundles() {
+    let place = directory();
+    let line = "x".repeat(200_000) + "\n";
+    let (code, out, err) = place.feed(&["push", "q", "-"], line.repeat(150).as_bytes());
+    assert_eq!((code, out.as_str()), (0, "150 pushed\n"), "{err}");
+    let bundles =
+        std::fs::read_dir(place.path().join(".leasehold/queues/q/bundles")).unwrap().count();
+    assert_eq!((place.counts(), bundles), ([150, 0, 0, 0], 8));
+}

@@ -101,7 +101,7 @@ fn what_fails_is_tried_again_later_and_later_and_then_given_up() {
         place.ok(&["create", "q", "--max-attempts", "4", "--backoff", "200ms"]);
         place.ok(&["push", "q", "poison", "fine", "--bundle", bundle]);
         let script = "[ {} = fine ] && exit 0; date +%s%N >> times; exit $LEASEHOLD_ATTEMPT";
-        place.ok(&["work", "q", "--exit-when-empty", "--", "sh", "-c", script]);
+        place.gives_up(&["work", "q", "--exit-when-empty", "--", "sh", "-c", script]);
         assert_eq!(place.counts()[..2], [0, 0]);
         let times: Vec<u128> =
             place.lines("times").iter().map(|time| time.parse().unwrap()).collect();
@@ -149,7 +149,7 @@ fn a_timeout_ends_all_that_came_of_the_command() {
         beating("apart")
     );
     let start = Instant::now();
-    place.ok(&["work", "q", "--exit-when-empty", "--", "sh", "-c", &script]);
+    place.gives_up(&["work", "q", "--exit-when-empty", "--", "sh", "-c", &script]);
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     is_gone(&place, "group");
     is_gone(&place, "apart");
@@ -158,7 +158,17 @@ fn a_timeout_ends_all_that_came_of_the_command() {
     // One that ignores the polite signal itself gets the other.
     place.ok(&["push", "q", "y", "--id", "y", "--timeout", "300ms", "--max-attempts", "1"]);
     let script = beating("stubborn");
-    place.ok(&["work", "q", "--exit-when-empty", "--grace", "200ms", "--", "sh", "-c", &script]);
+    place.gives_up(&[
+        "work",
+        "q",
+        "--exit-when-empty",
+        "--grace",
+        "200ms",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ]);
     is_gone(&place, "stubborn");
     assert_eq!(place.counts(), [0, 0, 0, 2]);
 }
@@ -187,7 +197,15 @@ fn a_command_may_close_its_output_and_go_on() {
     assert_eq!(place.show("x")["receipt"]["result"], "early", "longer than its ttl");
     place.ok(&["push", "q", "y", "--id", "y", "--timeout", "300ms"]);
     let start = Instant::now();
-    place.ok(&["work", "q", "--exit-when-empty", "--", "sh", "-c", "exec >&- 2>&-; sleep 30"]);
+    place.gives_up(&[
+        "work",
+        "q",
+        "--exit-when-empty",
+        "--",
+        "sh",
+        "-c",
+        "exec >&- 2>&-; sleep 30",
+    ]);
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     assert_eq!(place.show("y")["state"], "failed");
 }
@@ -247,10 +265,51 @@ fn commands_that_cannot_be_started_are_failures_of_the_task() {
     let place = directory();
     place.ok(&["create", "q", "--max-attempts", "2", "--backoff", "1ms"]);
     place.ok(&["push", "q", "x", "--id", "x"]);
-    place.ok(&["work", "q", "--exit-when-empty", "--", "no-such-program"]);
+    // Known before the first claim: no task suffers for a slip of the finger.
+    std::fs::write(place.path().join("plain"), "not to be executed").unwrap();
+    for program in ["no-such-program", "./nothere", "./plain"] {
+        let words = ["work", "q", "--exit-when-empty", "--", program];
+        place.fails(&words, 2, "there is no such program here");
+    }
+    assert_eq!(place.counts(), [1, 0, 0, 0]);
+    // Not to be known before: the program's name comes from the task.
+    let (code, _, err) = place.run(&["work", "q", "--exit-when-empty", "--", "./no-such-{}"]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("1 to be tried again, 1 given up"), "{err}");
     let errors = place.show("x")["dead_letter"]["errors"].clone();
     let text = errors[1]["error"].as_str().unwrap();
-    assert!(text.contains("exit code 127") && text.contains("no-such-program"), "{text}");
+    assert!(text.contains("exit code 127") && text.contains("no-such-x"), "{text}");
+}
+
+#[test]
+fn who_waits_for_a_paused_queue_is_told() {
+    let place = directory();
+    place.ok(&["push", "q", "x"]);
+    place.ok(&["pause", "q"]);
+    let mut command = place.queue(&["work", "q,other", "--exit-when-empty", "--", "true"]);
+    let said = std::fs::File::create(place.path().join("said")).unwrap();
+    let worker = Running(command.stderr(said).spawn().unwrap());
+    let told = "q is paused: waiting (`leasehold queue resume q`)";
+    wait_until("it is told", || place.lines("said").iter().any(|line| line == told));
+    std::thread::sleep(Duration::from_millis(500));
+    let said = place.lines("said");
+    assert_eq!(said.iter().filter(|line| *line == told).count(), 1, "once: {said:?}");
+    assert!(said.contains(&"queue other is new".to_owned()), "{said:?}");
+    assert!(!said.contains(&"queue q is new".to_owned()), "{said:?}");
+    kill(worker);
+}
+
+/// More than the system lets a program have as an argument: counted, and not tried again and again.
+#[test]
+fn a_task_that_is_too_long_for_an_argument_is_given_up_and_counted() {
+    let place = directory();
+    assert_eq!(place.feed(&["push", "q", "-"], "x".repeat(200_000).as_bytes()).0, 0);
+    let (code, _, err) = place.run(&["work", "q", "--exit-when-empty", "--", "echo", "{}"]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("Argument list too long") && err.contains("1 given up"), "{err}");
+    assert_eq!(place.counts(), [0, 0, 0, 1]);
+    let letter = place.ok(&["failed", "q"]);
+    assert!(letter.contains("take it from standard input"), "{}", &letter[letter.len() - 300..]);
 }
 
 /// An idle worker is woken by the file system, not by its poll.

@@ -51,6 +51,9 @@ fn a_crash_loop_is_told_and_mended() {
     assert!(shown.contains("crash loop: compiler x was started again"), "{shown}");
     assert!(shown.contains("there is no index \"x\""), "the reason: {shown}");
     assert!(place.said().contains("compiler x is in a crash loop"), "{}", place.said());
+    // Its words are passed on once.
+    let twice = |line: &str| line.starts_with('!') && line.contains("there is no index");
+    assert!(!place.said().lines().any(twice), "{}", place.said());
     // Once it can work, it does.
     place.ok(&["index", "create", "x", "-f", "key", "-f", "value"]);
     place.ok(&["index", "put", "x", "key=a", "value=1"]);

@@ -215,3 +215,36 @@ fn open_files_are_enough_for_what_a_plan_allows() {
     place.pids("a", 25);
     supervisor.end();
 }
+
+/// What stands in a task is never run, wherever a script has its place.
+#[test]
+fn a_task_is_no_part_of_the_script() {
+    let place = directory();
+    place.plan(
+        r#"
+[[node]]
+name = "n"
+[[node.worker]]
+queue = "q"
+command = """
+# don't be misled by {}
+printf '%s\\n' {} >> plain; printf '%s\\n' "<{}>" >> double; printf '%s\\n' '<{}>' >> single
+"""
+"#,
+    );
+    let tasks = ["$(touch pwned); touch pwned; `touch pwned`", "it's \"so\" * $HOME"];
+    for task in tasks {
+        place.ok(&["queue", "push", "q", "--text", task]);
+    }
+    let supervisor = place.supervise(&[]);
+    wait_until("both are done", || place.counts("q")[2] == 2);
+    supervisor.end();
+    for (file, around) in [("plain", ["", ""]), ("double", ["<", ">"]), ("single", ["<", ">"])] {
+        let mut lines = place.lines(file);
+        lines.sort();
+        let mut expected = tasks.map(|task| [around[0], task, around[1]].concat());
+        expected.sort();
+        assert_eq!(lines, expected, "{file}");
+    }
+    assert!(!place.path().join("pwned").exists());
+}

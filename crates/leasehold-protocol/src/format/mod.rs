@@ -2,6 +2,7 @@
 
 pub mod datapackage;
 pub mod fleet;
+pub mod json;
 pub mod lease;
 pub mod node;
 pub mod outbox;

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value};
 
 use super::datapackage::{Field, Kind, MAX_KEY, MAX_ROW, Schema};
+use super::json::{self, JsonError};
 use super::usv;
 use crate::merge::Claim;
 use crate::mutant::{self, Mutant};
@@ -366,7 +367,10 @@ fn write_value(field: &Field, value: &str, out: &mut Vec<u8>) -> Result<(), Stri
             write_time(value, out)?;
         }
         Kind::Object | Kind::Array => {
-            let json: Value = serde_json::from_str(value).map_err(|_| wrong())?;
+            let json: Value = match json::read(value) {
+                Err(error @ JsonError::TooLarge(_)) => return Err(error.to_string()),
+                read => read.map_err(|_| wrong())?,
+            };
             if json.is_object() != (kind == Kind::Object)
                 || json.is_array() != (kind == Kind::Array)
             {

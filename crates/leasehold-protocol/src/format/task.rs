@@ -48,9 +48,9 @@ impl Task {
     /// The task in these bytes.
     ///
     /// What another client put there without our envelope is a payload as a whole: JSON as it is,
-    /// other text as a JSON text, other bytes as `{"hex": …}`. Its incarnation is the object's
-    /// `version`.
-    pub fn parse(bytes: &[u8], id: &str, version: &str) -> Self {
+    /// other text as a JSON text, other bytes as `{"hex": …}`. Its incarnation is `mark`: what tells this
+    /// object from another with the same bytes.
+    pub fn parse(bytes: &[u8], id: &str, mark: &str) -> Self {
         if let Ok(mut task) = serde_json::from_slice::<Self>(bytes)
             && !task.incarnation.is_empty()
         {
@@ -69,7 +69,7 @@ impl Task {
         };
         Self {
             id: id.to_owned(),
-            incarnation: version.to_owned(),
+            incarnation: mark.to_owned(),
             pushed_at: None,
             timeout: None,
             max_attempts: None,
@@ -312,7 +312,7 @@ impl Bundle {
         };
         let mut bytes = line(&head);
         for task in &self.tasks {
-            bytes.extend(line(task));
+            bytes.extend(one_line(line(task)));
         }
         bytes
     }
@@ -330,7 +330,16 @@ impl Bundle {
     }
 }
 
-/// One line of JSON. Numbers and text always serialise.
+/// The same JSON without line breaks but the last: a payload is written as it was given, which may be
+/// on many lines. They can only stand between tokens, where a space means the same.
+fn one_line(mut bytes: Vec<u8>) -> Vec<u8> {
+    if let Some((_, json)) = bytes.split_last_mut() {
+        json.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = b' ');
+    }
+    bytes
+}
+
+/// JSON and a line break. Numbers and text always serialise.
 fn line(value: &impl Serialize) -> Vec<u8> {
     let mut bytes = serde_json::to_vec(value).unwrap_or_default();
     bytes.push(b'\n');

@@ -92,6 +92,15 @@ pub fn unescape(field: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// What some tools begin a file of UTF-8 with.
+const MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// The content of a file of another tool: without the mark that some put before the first row. A key of
+/// ours may begin with that character.
+pub fn unmarked(file: &[u8]) -> &[u8] {
+    file.strip_prefix(MARK).unwrap_or(file)
+}
+
 /// The rows in these bytes, without their ends. Empty ones do not count; what follows the last end
 /// is a row too.
 pub fn rows(bytes: &[u8]) -> Rows<'_> {
@@ -245,6 +254,13 @@ mod tests {
         assert_eq!(complete(b"a\nb"), 2);
         assert_eq!(complete(b"a\x1eb"), 2);
         assert_eq!(complete(b"ab"), 0);
+    }
+
+    #[test]
+    fn a_mark_counts_at_the_beginning_of_a_file_only() {
+        assert_eq!(unmarked("\u{feff}a\n".as_bytes()), b"a\n");
+        assert_eq!(unmarked(b"a\n"), b"a\n");
+        assert_eq!(unmarked("a\u{feff}".as_bytes()), "a\u{feff}".as_bytes());
     }
 
     #[test]

@@ -14,7 +14,7 @@
 use crate::key::{Key, KeyError, decode_segment, encode_segment};
 use crate::time::StoreTime;
 
-const ROOT: &str = "queues/";
+pub(super) const ROOT: &str = "queues/";
 const TASK: &str = "task.json";
 const TASKS: &str = "tasks.jsonl";
 const LEASE: &str = "lease.json";

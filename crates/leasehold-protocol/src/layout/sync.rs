@@ -14,7 +14,7 @@
 use super::queue::Unit;
 use crate::key::{Key, KeyError, decode_segment, encode_segment};
 
-const ROOT: &str = "sync/";
+pub(super) const ROOT: &str = "sync/";
 
 /// `sync/replica.json`.
 pub fn replica() -> Result<Key, KeyError> {

@@ -38,7 +38,9 @@ fn a_plan_becomes_commands() {
             "--",
             "sh",
             "-c",
-            "echo {} | wc"
+            "echo \"$1\" | wc",
+            "sh",
+            "{}"
         ]
     );
     assert_eq!(all[2].drain, Duration::from_secs(120));

@@ -22,6 +22,8 @@ pub(super) struct Push {
     /// Its receipt: nonce, worker, token, when.
     receipt: Option<(String, String, u64, Micros)>,
     letter: bool,
+    /// Its receipt gave way in a replica to one that names it, and came to the bucket as that.
+    named: bool,
     /// Somebody removed it on purpose, or it gave way to another of its name.
     pub(super) removed: bool,
     /// Whether its receipt came from a replica, whose worker had no lease in the bucket.
@@ -39,7 +41,7 @@ pub(super) struct Push {
 impl Push {
     /// Done, given up, or removed on purpose.
     pub(super) fn is_over(&self) -> bool {
-        self.receipt.is_some() || self.letter || self.removed
+        self.receipt.is_some() || self.named || self.letter || self.removed
     }
 }
 
@@ -246,6 +248,14 @@ impl QueueCheck {
         self.recorded.insert(receipt.nonce.clone());
         if applied.late || !state.lives(applied.life) {
             self.replicas.came_late(&receipt.nonce);
+        }
+        for replaced in &receipt.replaced {
+            let there = self.recorded.contains(&replaced.nonce);
+            if !there && !self.replicas.has_done(&replaced.nonce, &replaced.incarnation) {
+                let what = short(&replaced.incarnation);
+                return Err(format!("push {what} is named as done, and nobody did it"));
+            }
+            self.pushes.entry(replaced.incarnation.clone()).or_default().named = true;
         }
         let push = self.pushes.entry(receipt.incarnation.clone()).or_default();
         if let Some((nonce, worker, token, _)) = &push.receipt {

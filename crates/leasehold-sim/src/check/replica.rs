@@ -54,6 +54,11 @@ impl Replicas {
         self.late.insert(mark.to_owned());
     }
 
+    /// Whether some node has recorded this completion for itself.
+    pub fn has_done(&self, mark: &str, push: &str) -> bool {
+        self.done.iter().any(|((_, done), what)| done == mark && what == push)
+    }
+
     /// When a process began its present sync.
     pub fn sync_began(&self, life: Life) -> Option<Micros> {
         self.syncing.get(&life.pid()).copied()

@@ -421,12 +421,18 @@ impl Index {
     }
 
     pub(super) async fn existing_shards(&self) -> Result<BTreeSet<Shard>> {
+        self.shards_with(&["usv"]).await
+    }
+
+    /// The shards of which there is a file of one of these sorts.
+    pub(super) async fn shards_with(&self, sorts: &[&str]) -> Result<BTreeSet<Shard>> {
         let mut shards = BTreeSet::new();
         let width = self.package().width;
         let mut listing = self.store().list(List::prefix(self.0.layout.shards())?);
         while let Some(page) = listing.next_page().await? {
             for entry in &page.entries {
-                if let Some((shard, "usv")) = self.0.layout.parse_shard(entry.key.as_str())
+                if let Some((shard, sort)) = self.0.layout.parse_shard(entry.key.as_str())
+                    && sorts.contains(&sort)
                     && shard.width() == width
                 {
                     shards.insert(shard);

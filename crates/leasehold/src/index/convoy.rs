@@ -227,12 +227,17 @@ mod tests {
     use tokio::sync::Semaphore;
 
     fn depart(place: Place) -> tokio::task::JoinHandle<Place> {
+        depart_with(place, Load { bytes: 1, kept: 1 })
+    }
+
+    fn depart_with(place: Place, load: Load) -> tokio::task::JoinHandle<Place> {
         tokio::spawn(async move {
-            place.depart(Load { bytes: 1, kept: 1 }, &Env::system()).await;
+            place.depart(load, &Env::system()).await;
             place
         })
     }
 
+    /// Much less than anybody's patience: whoever is on the way by then did not wait for that to end.
     async fn settle() {
         for _ in 0..100 {
             tokio::task::yield_now().await;
@@ -270,7 +275,9 @@ mod tests {
     #[tokio::test]
     async fn the_last_waits_for_nobody() {
         let convoy = Arc::new(Convoy::default());
-        depart(convoy.join(1 << 20)).await.unwrap();
+        let alone = depart(convoy.join(1 << 20));
+        settle().await;
+        assert!(alone.is_finished());
         // Nor for those that gave up, or wait for what it holds.
         let (one, two, three) = (convoy.join(1 << 20), convoy.join(1 << 20), convoy.join(1 << 20));
         let one = depart(one);
@@ -299,7 +306,9 @@ mod tests {
     async fn much_to_write_leaves_at_once() {
         let convoy = Arc::new(Convoy::default());
         let (large, other) = (convoy.join(1 << 20), convoy.join(1 << 20));
-        large.depart(Load { bytes: LOAD, kept: 0 }, &Env::system()).await;
+        let large = depart_with(large, Load { bytes: LOAD, kept: 0 });
+        settle().await;
+        assert!(large.is_finished());
         assert_eq!(convoy.state().coming, 1);
         drop(other);
     }

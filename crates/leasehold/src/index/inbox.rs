@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_protocol::format::root::Limit;
+use leasehold_protocol::format::usv;
 use leasehold_protocol::layout::index::Pending;
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::{KeyHash, Shard};
@@ -11,14 +13,22 @@ use leasehold_protocol::shard::{KeyHash, Shard};
 use super::cache::CachedInbox;
 use super::{Index, Inner};
 use crate::store::large::{SMALL, Stamp};
-use crate::store::{Detail, Kind, List, Object, PAGE};
-use crate::{Key, Result, StoreTime};
+use crate::store::{Detail, Kind, List, Meta, Object, PAGE};
+use crate::{Error, ErrorKind, Key, Result, StoreTime};
 
-/// How many inbox objects of a bucket are read at a time.
+/// How many inbox objects of a bucket are read at a time, by all who read an index: where requests keep a
+/// pace, everything else waits behind these.
 pub(super) const WINDOW: usize = 24;
 
 /// How many names of a shard's inbox are kept.
 const MOST_NAMES: usize = 10_000;
+
+/// How long nobody must have written to another tool's file before it is taken in and deleted: a tool that
+/// has it open goes on writing into a file that is no more.
+const STILL: Duration = Duration::from_secs(5);
+
+/// The same for a file that looks unfinished: empty, or its last row without an end.
+const UNFINISHED: Duration = Duration::from_secs(60);
 
 /// The pending objects of all shards that have any.
 pub(super) type Backlog = BTreeMap<Shard, Listed>;
@@ -183,20 +193,37 @@ impl Index {
         keys.iter().filter(may_hold).cloned().collect()
     }
 
+    /// Whether another tool may still be writing this file, of which this is the last byte. Only in a
+    /// directory: an object of a bucket is there as a whole or not at all.
+    pub(super) fn may_be_written(&self, meta: &Meta, last: Option<u8>) -> bool {
+        if self.0.store.kind() != Kind::Directory {
+            return false;
+        }
+        let ended = matches!(last, Some(usv::END | usv::RECORD));
+        let still = if ended { STILL } else { UNFINISHED };
+        // Who writes now writes no time far ahead: it was set, or the clock was set back. Such a file
+        // must not wait until then.
+        meta.modified <= meta.now.plus(UNFINISHED) && meta.now.since(meta.modified) < still
+    }
+
     /// Reads these objects and hands each to `each`, in any order; `None` for one that is gone. Returns
-    /// those that are too large for that: they are to be read in pieces.
+    /// what could not be handed over.
     pub(super) async fn read_objects(
         &self,
         keys: &[Key],
         mut each: impl FnMut(&Key, Option<Object>) -> Result<()>,
-    ) -> Result<Vec<Key>> {
+    ) -> Result<Unread> {
         let store = &self.0.store;
-        let mut large = Vec::new();
+        let mut unread = Unread::default();
         let mut hand_over = |key: Key, read: Small| match read {
             Small::Gone => each(&key, None),
             Small::Whole(object) => each(&key, Some(object)),
             Small::TooLarge => {
-                large.push(key);
+                unread.large.push(key);
+                Ok(())
+            }
+            Small::Unreadable => {
+                unread.left += 1;
                 Ok(())
             }
         };
@@ -207,18 +234,28 @@ impl Index {
                     tokio::task::yield_now().await;
                 }
             }
-            return Ok(large);
+            return Ok(unread);
         }
         let mut reads = tokio::task::JoinSet::new();
         let mut rest = keys.iter();
         loop {
-            while reads.len() < WINDOW
-                && let Some(key) = rest.next()
-            {
+            while rest.len() > 0 && reads.len() < WINDOW {
+                // Each waits for one at most, and goes on with what it has: so they get about the same.
+                let reading = self.0.reading.clone();
+                let leave = match reading.clone().try_acquire_owned() {
+                    Ok(leave) => Some(leave),
+                    Err(_) if reads.is_empty() => reading.acquire_owned().await.ok(),
+                    Err(_) => break,
+                };
+                let Some(key) = rest.next() else { break };
                 let (index, key) = (self.clone(), key.clone());
-                reads.spawn(async move { (Small::read(&index, &key).await, key) });
+                reads.spawn(async move {
+                    let read = Small::read(&index, &key).await;
+                    drop(leave);
+                    (read, key)
+                });
             }
-            let Some(read) = reads.join_next().await else { return Ok(large) };
+            let Some(read) = reads.join_next().await else { return Ok(unread) };
             let (read, key) = read.map_err(|error| {
                 crate::Error::unavailable("reading was interrupted").caused_by(error)
             })?;
@@ -227,11 +264,29 @@ impl Index {
     }
 }
 
+/// What was not handed over of the objects that were to be read.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    /// Too large for that: to be read in pieces.
+    pub large: Vec<Key>,
+    /// How many files of other tools cannot be read.
+    pub left: u64,
+}
+
+/// Whether this is about one file of another tool, which must not keep the others from being read: it
+/// belongs to somebody else, or the disk has lost it.
+pub(super) fn is_unreadable(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    let lost = source == Some(&rustix::io::Errno::IO);
+    lost || matches!(error.kind(), ErrorKind::Denied | ErrorKind::Data)
+}
+
 /// An object that is read at once if it is small.
 enum Small {
     Gone,
     Whole(Object),
     TooLarge,
+    Unreadable,
 }
 
 impl Small {
@@ -242,7 +297,17 @@ impl Small {
         if single && layout.is_ours(key.as_str()) {
             return Ok(store.get(key).await?.map_or(Self::Gone, Self::Whole));
         }
-        let Some(source) = store.open(key).await? else { return Ok(Self::Gone) };
+        match Self::open(index, key).await {
+            Err(error) if is_unreadable(&error) && !layout.is_ours(key.as_str()) => {
+                tracing::warn!(%key, %error, "left where it is");
+                Ok(Self::Unreadable)
+            }
+            read => read,
+        }
+    }
+
+    async fn open(index: &Index, key: &Key) -> Result<Self> {
+        let Some(source) = index.0.store.open(key).await? else { return Ok(Self::Gone) };
         if source.meta().size > SMALL as u64 {
             return Ok(Self::TooLarge);
         }
@@ -302,5 +367,49 @@ impl FlatFiles {
             }
         }
         Ok(Some(flat))
+    }
+}
+
+#[cfg(all(test, feature = "s3"))]
+mod tests {
+    use std::time::Duration;
+
+    use leasehold_testkit::http::{Spoil, TinyS3};
+
+    use super::*;
+    use crate::index::{Field, NewIndex};
+    use crate::store::Connect;
+    use crate::store::cloud::CloudOptions;
+
+    /// Compactions of many shards do not put hundreds of reads in line, before what cannot wait.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn all_who_read_share_a_window() {
+        let server = TinyS3::start(|_| Spoil::Slowly(Duration::from_millis(5)));
+        let mut connect = Connect::new("s3://bucket".parse().unwrap());
+        connect.settings.connections = 3 * WINDOW;
+        let endpoint = Some(server.endpoint());
+        connect.cloud = CloudOptions { endpoint, anonymous: true, ..CloudOptions::default() };
+        let store = connect.open().unwrap();
+        let new = NewIndex::with_fields(vec![Field::parse("name").unwrap()]).unwrap();
+        let index = Index::create(&store, "i", new).await.unwrap();
+        let reads = (0..8).map(|shard| {
+            let index = index.clone();
+            tokio::spawn(async move {
+                let key = |n| Key::new(format!("indexes/i/inbox/{shard:02x}/{n}.usv")).unwrap();
+                let keys: Vec<Key> = (0..2 * WINDOW).map(key).collect();
+                let mut gone = 0;
+                let large = index.read_objects(&keys, |_, object| {
+                    gone += usize::from(object.is_none());
+                    Ok(())
+                });
+                assert!(large.await.unwrap().large.is_empty());
+                assert_eq!(gone, keys.len());
+            })
+        });
+        for read in futures::future::join_all(reads).await {
+            read.unwrap();
+        }
+        let most = server.most_requests();
+        assert!(most > 4 && most <= WINDOW, "{most} at once");
     }
 }

@@ -52,8 +52,8 @@ mod verify;
 mod write;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::AtomicI64;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use leasehold_protocol::cas::Version;
@@ -62,6 +62,7 @@ use leasehold_protocol::format::row::RowError;
 use leasehold_protocol::layout::index::{INDEXES, Layout, NameError, index_of};
 use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
+use leasehold_protocol::time::Ahead;
 use serde::{Deserialize, Serialize};
 
 pub use compact::{Compaction, Outcome};
@@ -148,8 +149,8 @@ struct Inner {
     known: RwLock<Arc<Known>>,
     /// The latest time that this handle gave to a record.
     last: AtomicI64,
-    /// How far the store's clock is ahead of our boot clock, at least, in microseconds.
-    offset: AtomicI64,
+    /// How far the store's clock is ahead of our boot clock, as far as it told.
+    ahead: Mutex<Option<Ahead>>,
     cache: cache::Cache,
     /// Memory for compilers, in KiB.
     memory: Arc<tokio::sync::Semaphore>,
@@ -159,6 +160,8 @@ struct Inner {
     convoy: Arc<convoy::Convoy>,
     /// Who may open a shard before there is room for its compaction.
     opening: tokio::sync::Semaphore,
+    /// Leave to read inbox objects of a bucket.
+    reading: Arc<tokio::sync::Semaphore>,
     /// Whose turn it is to list an inbox.
     listing: tokio::sync::Mutex<()>,
     /// Shards that are sent from a file through memory, one after the other.
@@ -210,10 +213,13 @@ impl Index {
         }
     }
 
-    /// The index with this name. `Invalid` if there is none. One GET.
+    /// The index with this name. `NotFound` if there is none. One GET.
     pub async fn open(store: &Store, name: &str) -> Result<Self> {
         let found = Self::find(store, name).await?;
-        found.ok_or_else(|| Error::invalid(format!("there is no index {name:?}")))
+        found.ok_or_else(|| {
+            let message = format!("there is no index {name:?} (see `leasehold index ls`)");
+            Error::new(ErrorKind::NotFound, message)
+        })
     }
 
     /// The index with this name, or `None`. One GET.
@@ -226,7 +232,8 @@ impl Index {
         Ok(Some(Self::with(store, layout, package, version, IndexSettings::default())))
     }
 
-    /// The names of all indexes in a store, page by page: one LIST.
+    /// The names of all indexes in a store, page by page: one LIST. There may be folders among them that
+    /// another tool made and that are no index: [`find`](Self::find) says so.
     pub async fn names(store: &Store) -> Result<Vec<String>> {
         let mut names = Vec::new();
         let mut listing = store.list(List::prefix(INDEXES)?.delimited());
@@ -264,11 +271,12 @@ impl Index {
             unswept: Arc::new(tokio::sync::Semaphore::new(settings.most_unswept())),
             convoy: Arc::default(),
             opening: tokio::sync::Semaphore::new(compact::OPENING),
+            reading: Arc::new(tokio::sync::Semaphore::new(inbox::WINDOW)),
             listing: tokio::sync::Mutex::default(),
             sending: tokio::sync::Mutex::default(),
             known: RwLock::new(Arc::new(Known { package: Arc::new(package), schema, version })),
             last: AtomicI64::new(i64::MIN),
-            offset: AtomicI64::new(i64::MIN),
+            ahead: Mutex::default(),
             layout,
             settings,
         }))
@@ -304,25 +312,29 @@ impl Index {
         self.known().package.width.all()
     }
 
-    /// The store's time, to a fraction of a second. A bucket tells whole seconds, rounded down; the
-    /// highest of what it told so far is the closest. Two nodes that put one after the other would
-    /// otherwise be up to a second apart, in the wrong order.
+    /// The store's time, to a fraction of a second: a bucket tells whole ones, and two nodes that put
+    /// one after the other would otherwise be up to a second apart, in the wrong order.
     async fn now(&self) -> Result<StoreTime> {
-        let store = &self.0.store;
+        if let Some(now) = self.told() {
+            return Ok(now);
+        }
+        let now = self.0.store.now().await?;
+        Ok(self.told().unwrap_or(now))
+    }
+
+    /// The same without a request, or `None` if the store has not said anything yet.
+    fn told(&self) -> Option<StoreTime> {
+        let (store, clock) = (&self.0.store, self.0.store.env().clock());
         if mutant::is(Mutant::NaiveClock) {
-            return Ok(store.env().clock().wall());
+            return Some(clock.wall());
         }
-        let told = store.now().await?.as_micros();
-        let boot = store.env().clock().boot().since(BootTime::from_boot(Duration::ZERO));
-        let boot = i64::try_from(boot.as_micros()).unwrap_or(i64::MAX);
-        let offset = told.saturating_sub(boot);
-        let highest = self.0.offset.fetch_max(offset, SeqCst).max(offset);
-        // A clock that was set back is believed.
-        if highest.saturating_sub(offset) > 2_000_000 {
-            self.0.offset.store(offset, SeqCst);
-            return Ok(StoreTime::from_micros(told));
-        }
-        Ok(StoreTime::from_micros(boot.saturating_add(highest)))
+        let reading = store.backend().reading()?;
+        let since_boot = |at: BootTime| at.since(BootTime::from_boot(Duration::ZERO));
+        let newer = Ahead::told(reading.store, reading.unsure, since_boot(reading.at));
+        let mut known = self.0.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let ahead = known.map_or(newer, |ahead| ahead.and(newer));
+        *known = Some(ahead);
+        Some(ahead.at(since_boot(clock.boot()), clock.wall()))
     }
 
     fn known(&self) -> Arc<Known> {

@@ -18,10 +18,11 @@ use serde_json::{Map, Value};
 
 use super::cache::{CachedShard, Flat, Kept};
 use super::find::{Steps, find, find_by_reading, find_in_source, in_order, latest};
+use super::inbox::is_unreadable;
 use super::write::AHEAD;
 use super::{Index, Inner, Known};
 use crate::store::large::{PIECE, Source, Stamp};
-use crate::store::{Get, Kind, List};
+use crate::store::{Get, Kind, List, Object};
 use crate::{Error, ErrorKind, Key, Result};
 
 /// How fresh an answer must be.
@@ -34,10 +35,20 @@ pub enum Freshness {
     StaleOk,
 }
 
-/// What a lookup found, and whether there was something pending that could not be read.
+/// What a lookup found, and whether there was something that could not be read, or not all of it.
 enum Found {
     Row(Option<Bytes>),
     Unreadable(Option<Bytes>),
+}
+
+impl Found {
+    fn of(row: Option<Bytes>, unreadable: bool, schema: &Schema) -> Self {
+        let most = schema.fields().len();
+        match unreadable || row.as_ref().is_some_and(|row| usv::fields(row).count() > most) {
+            true => Self::Unreadable(row),
+            false => Self::Row(row),
+        }
+    }
 }
 
 /// The rows of a pending object.
@@ -118,24 +129,44 @@ impl Index {
 
     /// The row of the record with this key, or `None`.
     pub async fn get_row(&self, key: &str, freshness: Freshness) -> Result<Option<Bytes>> {
+        let (row, known) = self.latest_row(key, freshness).await?;
+        Ok(row.filter(|row| !known.schema.is_deletion(row)))
+    }
+
+    /// When the latest record of this key was written, or its deletion, in microseconds since 1970.
+    pub(super) async fn time_of(&self, key: &str) -> Result<Option<i64>> {
+        let (row, known) = self.latest_row(key, Freshness::Checked).await?;
+        Ok(row.and_then(|row| known.schema.claim(&row).map(|claim| claim.updated_at)))
+    }
+
+    /// The row with this key, deletions included, and the schema that it was read by.
+    async fn latest_row(
+        &self,
+        key: &str,
+        freshness: Freshness,
+    ) -> Result<(Option<Bytes>, Arc<Known>)> {
         let known = self.known();
-        match self.get_row_as(key, freshness, &known).await? {
-            Found::Row(row) => Ok(row),
-            // A pending record that does not fit may be of a newer schema than ours.
-            Found::Unreadable(row) => {
-                self.refresh().await?;
-                let now = self.known();
-                if now.schema.fingerprint() == known.schema.fingerprint() {
-                    return Ok(row);
-                }
-                match self.get_row_as(key, freshness, &now).await? {
-                    Found::Row(row) | Found::Unreadable(row) => Ok(row),
-                }
-            }
+        let row = match self.latest_row_as(key, freshness, &known).await? {
+            Found::Row(row) => return Ok((row, known)),
+            // What does not fit may be of a newer schema than ours.
+            Found::Unreadable(row) => row,
+        };
+        if !self.has_other_schema(&known.schema).await? {
+            return Ok((row, known));
+        }
+        let known = self.known();
+        match self.latest_row_as(key, freshness, &known).await? {
+            Found::Row(row) | Found::Unreadable(row) => Ok((row, known)),
         }
     }
 
-    async fn get_row_as(&self, key: &str, freshness: Freshness, known: &Known) -> Result<Found> {
+    /// Whether the schema is another one by now: a conditional GET.
+    pub(super) async fn has_other_schema(&self, schema: &Schema) -> Result<bool> {
+        self.refresh().await?;
+        Ok(self.schema().fingerprint() != schema.fingerprint())
+    }
+
+    async fn latest_row_as(&self, key: &str, freshness: Freshness, known: &Known) -> Result<Found> {
         let key = known.schema.normalise_key(key)?;
         let hash = KeyHash::of(&key);
         let shard = hash.shard(known.package.width);
@@ -144,7 +175,7 @@ impl Index {
         if freshness == Freshness::Checked
             && let Some(row) = self.row_kept(&key, &hash, &field, known)
         {
-            return Ok(Found::Row(row.filter(|row| !known.schema.is_deletion(row))));
+            return Ok(Found::of(row, false, &known.schema));
         }
         let (mut best, mut unreadable) = (None, false);
         let early = match mutant::is(Mutant::ReaderOrder) {
@@ -167,9 +198,7 @@ impl Index {
             Some(row) => row,
             None => self.row_in_shard(shard, &field, freshness, &known.schema).await?,
         };
-        let best = latest(&known.schema, best, row);
-        let best = best.filter(|row| !known.schema.is_deletion(row));
-        Ok(if unreadable { Found::Unreadable(best) } else { Found::Row(best) })
+        Ok(Found::of(latest(&known.schema, best, row), unreadable, &known.schema))
     }
 
     /// The row of a key, where all that could tell about it is kept and still as it was: two system calls in
@@ -217,7 +246,7 @@ impl Index {
             let checked = self.0.layout.is_ours(key.as_str());
             if let Some(rows) = self.0.cache.object(&key) {
                 bodies.push(Body { rows, checked });
-            } else if let Some(object) = self.0.store.get(&key).await? {
+            } else if let Some(object) = self.get_pending(&key, checked).await? {
                 // Under another tool's name there may be something else the next time.
                 if checked {
                     self.0.cache.keep_object(key, object.body.clone());
@@ -227,6 +256,17 @@ impl Index {
             // Else merged meanwhile: the shard, which is read after this, has it.
         }
         Ok(bodies)
+    }
+
+    async fn get_pending(&self, key: &Key, ours: bool) -> Result<Option<Object>> {
+        match self.0.store.get(key).await {
+            // It may hold any key, and must not keep us from reading the others.
+            Err(error) if !ours && is_unreadable(&error) => {
+                tracing::warn!(%key, %error, "left out");
+                Ok(None)
+            }
+            read => read,
+        }
     }
 
     async fn flat_body(&self, key: &str) -> Result<Option<Bytes>> {
@@ -285,7 +325,8 @@ impl Index {
     ) -> Result<Option<Bytes>> {
         let mut best = None;
         let mut row = Vec::new();
-        for raw in usv::rows(&body.rows) {
+        let rows = if body.checked { &body.rows[..] } else { usv::unmarked(&body.rows) };
+        for raw in usv::rows(rows) {
             row.clear();
             let Ok(parsed) = schema.canonical(raw, &mut row) else {
                 *unreadable = true;
@@ -361,7 +402,7 @@ impl Index {
         Ok(Some(find_in_source(&*source, field, STEPS).await?))
     }
 
-    async fn statistics(&self, shard: Shard) -> Result<Option<Statistics>> {
+    pub(super) async fn statistics(&self, shard: Shard) -> Result<Option<Statistics>> {
         let object = self.0.store.get(&self.0.layout.statistics(shard)).await?;
         Ok(object.and_then(|object| Statistics::parse(&object.body)))
     }

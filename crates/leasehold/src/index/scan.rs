@@ -179,8 +179,9 @@ impl Plan {
         let ahead = index.now().await?.plus(AHEAD).as_micros();
         let folder = index.settings().spool_folder.clone();
         let mut sorter = Sorter::new(schema.clone(), folder, BUDGET);
-        let mut read = |key: &Key, rows: &[u8]| {
+        let mut read = |key: &Key, rows: &[u8], start: bool| {
             let checked = index.0.layout.is_ours(key.as_str());
+            let rows = if start && !checked { usv::unmarked(rows) } else { rows };
             for raw in usv::rows(rows) {
                 let pushed = sorter.push(|out| {
                     let start = out.len();
@@ -199,14 +200,17 @@ impl Plan {
         };
         // One that is gone is in the shard by now, which is read after this.
         let each = |key: &Key, object: Option<Object>| match object {
-            Some(object) => read(key, &object.body),
+            Some(object) => read(key, &object.body, true),
             None => Ok(()),
         };
-        for key in index.read_objects(keys, each).await? {
+        for key in index.read_objects(keys, each).await?.large {
             let Some(source) = index.store().open(&key).await? else { continue };
-            let mut pieces = Pieces::new(&*source);
+            let (mut pieces, mut start) = (Pieces::of_foreign(&*source), true);
             while let Some(rows) = pieces.next().await? {
-                read(&key, &rows)?;
+                if !pieces.is_part() {
+                    read(&key, &rows, start)?;
+                }
+                start = false;
             }
         }
         sorter.finish()

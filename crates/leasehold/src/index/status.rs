@@ -42,6 +42,8 @@ pub struct Status {
     pub shards: BTreeMap<Shard, ShardStatus>,
     /// Files in the flat inbox.
     pub flat_files: u64,
+    /// Files of other tools whose names mean nothing to us: they stay, and nobody reads them.
+    pub unknown: u64,
     /// Entries in quarantine.
     pub quarantined: u64,
 }
@@ -74,6 +76,7 @@ impl Index {
     pub async fn status(&self, deep: bool) -> Result<Status> {
         self.refresh().await?;
         let layout = &self.0.layout;
+        let width = self.known().package.width;
         let mut status = Status::default();
         let mut locks = Vec::new();
         let list = List::prefix(layout.shards())?.detail(Detail::Stat);
@@ -96,8 +99,14 @@ impl Index {
                 Some(now) => now,
                 None => self.store().now().await?,
             };
+            status.unknown += page.unnamed;
             for entry in &page.entries {
-                let Some((shard, pending)) = layout.pending(entry.key.as_str()) else { continue };
+                let pending = layout.pending(entry.key.as_str());
+                let Some((shard, pending)) = pending.filter(|(shard, _)| shard.width() == width)
+                else {
+                    status.unknown += 1;
+                    continue;
+                };
                 let shard = status.shards.entry(shard).or_default();
                 shard.inbox_objects += 1;
                 let records = match pending {
@@ -110,9 +119,20 @@ impl Index {
                 shard.inbox_age = shard.inbox_age.max(age);
             }
         }
-        let mut flat = self.flat_files()?;
-        while let Some(files) = flat.next(1000).await? {
-            status.flat_files += files.values().map(|keys| keys.len() as u64).sum::<u64>();
+        let flat = self.known().package.flat_inbox;
+        let folders = [layout.inbox(), layout.shards(), layout.quarantine()];
+        let list = List::prefix(layout.base())?.delimited().unordered();
+        let mut listing = self.store().list(list);
+        while let Some(page) = listing.next_page().await? {
+            let others = page.prefixes.iter().filter(|prefix| !folders.contains(prefix)).count();
+            status.unknown += page.unnamed + others as u64;
+            for entry in &page.entries {
+                match entry.key.as_str() {
+                    key if flat && layout.flat_name(key).is_some() => status.flat_files += 1,
+                    key if key == layout.datapackage().as_str() => {}
+                    _ => status.unknown += 1,
+                }
+            }
         }
         let mut listing = self.store().list(List::prefix(layout.quarantine())?);
         while let Some(page) = listing.next_page().await? {

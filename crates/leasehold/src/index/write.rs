@@ -20,6 +20,7 @@ use serde_json::{Map, Value};
 use tokio::task::JoinSet;
 
 use super::Index;
+use crate::env::BootTime;
 use crate::store::{Put, Write};
 use crate::{Error, ErrorKind, Key, Result, Store, When};
 
@@ -27,30 +28,101 @@ use crate::{Error, ErrorKind, Key, Result, Store, When};
 /// merge until then.
 pub(super) const AHEAD: Duration = Duration::from_secs(300);
 
+/// How many keys are looked up at a time.
+const AT_ONCE: usize = 16;
+
+/// For how long our own clock goes on with what the store told. A wall clock that is set meanwhile is
+/// seen after this.
+const TOLD_FOR: Duration = Duration::from_millis(100);
+
 impl Index {
     /// Writes a record, which every reader sees from now on. `Invalid` if it does not fit the schema.
     /// One PUT.
     ///
     /// It counts from its own `updated_at` if it has one, else from now by the store's clock.
     pub async fn put(&self, record: &impl Serialize) -> Result<()> {
+        let record = to_map(record)?;
         let mut batch = self.batch().await?;
-        batch.put(record)?;
+        self.add_to(&mut batch, &record).await?;
         batch.flush().await
     }
 
     /// Writes many records. If one does not fit the schema, nothing is written. One PUT per shard.
     pub async fn put_many<T: Serialize>(&self, records: impl IntoIterator<Item = T>) -> Result<()> {
         let mut batch = self.batch().await?;
+        // Not one by one as below: then all that the records come from would have to be `Send`.
+        let mut rest = Vec::new();
         for record in records {
-            batch.put(&record)?;
+            let record = to_map(&record)?;
+            if !rest.is_empty() || batch.put_json(&record).is_err() {
+                rest.push(record);
+            }
+        }
+        for record in &rest {
+            self.add_to(&mut batch, record).await?;
         }
         batch.flush().await
     }
 
-    /// Deletes the record with this key, whether there is one or not. One PUT.
-    pub async fn delete(&self, key: &str) -> Result<()> {
+    /// Adds a record to a batch. One that does not fit our schema may fit a newer one.
+    async fn add_to(&self, batch: &mut Batch, record: &Map<String, Value>) -> Result<()> {
+        let schema = self.schema();
+        let Err(error) = batch.put_json(record) else { return Ok(()) };
+        match self.has_other_schema(&schema).await {
+            Ok(true) => batch.put_json(record),
+            Ok(false) | Err(_) => Err(error),
+        }
+    }
+
+    /// Writes a record that counts from now on, also where that of its key says a later time than it
+    /// is: a clock was set back, or it was put by somebody whose clock is ahead. One that has an
+    /// `updated_at` of its own counts from that, as with [`put`](Self::put).
+    ///
+    /// What [`get_row`](Self::get_row) costs, and one PUT.
+    pub async fn replace(&self, record: &impl Serialize) -> Result<()> {
+        let record = to_map(record)?;
+        let schema = self.schema();
+        let text = |place: usize| match record.get(&schema.fields()[place].name) {
+            Some(Value::String(text)) if !text.is_empty() => Some(text.clone()),
+            Some(Value::Number(number)) => Some(number.to_string()),
+            _ => None,
+        };
+        let after = match (text(0), text(schema.updated_at())) {
+            (Some(key), None) => self.time_of(&key).await?,
+            // Without a key it is refused; with a time of its own it has that.
+            _ => None,
+        };
         let mut batch = self.batch().await?;
-        batch.delete(key)?;
+        batch.after = after;
+        self.add_to(&mut batch, &record).await?;
+        batch.flush().await
+    }
+
+    /// Deletes the record with this key, whether there is one or not, and whatever time it says. What
+    /// [`get_row`](Self::get_row) costs, and one PUT.
+    pub async fn delete(&self, key: &str) -> Result<()> {
+        self.delete_many([key]).await
+    }
+
+    /// The same of many keys. If one cannot be a key, nothing is written. One PUT per shard.
+    pub async fn delete_many<T: Into<String>>(
+        &self,
+        keys: impl IntoIterator<Item = T>,
+    ) -> Result<()> {
+        let keys: Vec<String> = keys.into_iter().map(Into::into).collect();
+        let mut batch = self.batch().await?;
+        for keys in keys.chunks(AT_ONCE) {
+            let mut looks = JoinSet::new();
+            for key in keys.iter().cloned() {
+                let index = self.clone();
+                looks.spawn(async move { index.time_of(&key).await.map(|after| (key, after)) });
+            }
+            while let Some(looked) = looks.join_next().await {
+                let (key, after) = looked.map_err(interrupted)??;
+                batch.after = after;
+                batch.delete(&key)?;
+            }
+        }
         batch.flush().await
     }
 
@@ -60,6 +132,8 @@ impl Index {
         Ok(Batch {
             index: self.clone(),
             now,
+            at: self.store().env().clock().boot(),
+            after: None,
             groups: BTreeMap::new(),
             row: Vec::new(),
             bytes: 0,
@@ -85,7 +159,12 @@ impl Index {
 #[derive(Debug)]
 pub struct Batch {
     index: Index,
+    /// The store's time,
     now: StoreTime,
+    /// when our clock showed this.
+    at: BootTime,
+    /// The time of a record that the next one is to count after.
+    after: Option<i64>,
     groups: BTreeMap<Shard, Group>,
     row: Vec<u8>,
     bytes: usize,
@@ -102,12 +181,7 @@ struct Group {
 impl Batch {
     /// Adds a record.
     pub fn put(&mut self, record: &impl Serialize) -> Result<()> {
-        let value = serde_json::to_value(record)
-            .map_err(|error| Error::invalid(format!("the record cannot be written: {error}")))?;
-        match value {
-            Value::Object(record) => self.put_json(&record),
-            _ => Err(Error::invalid("a record is a struct or a map, by field name")),
-        }
+        self.put_json(&to_map(record)?)
     }
 
     /// Adds a record by field names.
@@ -142,19 +216,27 @@ impl Batch {
         write: impl FnOnce(StoreTime, &mut Vec<u8>) -> Result<Canonical, RowError>,
     ) -> Result<()> {
         let index = self.index.clone();
-        let now = index.next_time(self.now);
+        let told = self.time();
+        let mut now = index.next_time(told);
+        if let Some(after) = self.after {
+            now = now.max(StoreTime::from_micros(after.saturating_add(1)));
+        }
         self.row.clear();
         let written = write(now, &mut self.row)?;
-        let ahead = self.now.plus(AHEAD);
-        if written.updated_at > ahead.as_micros() && written.updated_at != now.as_micros() {
+        let ahead = told.plus(AHEAD).as_micros();
+        if written.updated_at > ahead && written.updated_at != now.as_micros() {
             return Err(Error::invalid(format!(
                 "updated_at {} is more than 5 minutes ahead of the store's clock ({})",
                 StoreTime::from_micros(written.updated_at),
-                self.now,
+                told,
             )));
         }
-        // What is put after a record that named its own time counts after it.
-        index.mark_time(written.updated_at);
+        self.after = None;
+        // What is put after a record that named its own time counts after it. Not after one from the
+        // far future: then all that this process writes would be from there.
+        if written.updated_at <= ahead {
+            index.mark_time(written.updated_at);
+        }
         let hash = KeyHash::of_field(&self.row[..written.key_len]);
         let shard = hash.shard(index.known().package.width);
         let group = self.groups.entry(shard).or_default();
@@ -165,6 +247,20 @@ impl Batch {
         self.bytes += self.row.len() + 1;
         self.count += 1;
         Ok(())
+    }
+
+    /// The store's time. Records may come slowly, from a pipe: each counts from when it came, not from
+    /// when the first one did, or it would lose against what was put meanwhile.
+    fn time(&mut self) -> StoreTime {
+        let boot = self.index.store().env().clock().boot();
+        let passed = boot.since(self.at);
+        if passed > TOLD_FOR
+            && let Some(now) = self.index.told()
+        {
+            (self.now, self.at) = (now, boot);
+            return now;
+        }
+        self.now.plus(passed)
     }
 
     /// How many records it holds.
@@ -202,13 +298,22 @@ impl Batch {
         }
         let mut outcome = Ok(());
         while let Some(done) = writes.join_next().await {
-            let done = done.unwrap_or_else(|error| {
-                Err(Error::new(ErrorKind::Internal, "a write was interrupted").caused_by(error))
-            });
-            outcome = outcome.and(done);
+            outcome = outcome.and(done.map_err(interrupted).flatten());
         }
-        self.now = self.index.now().await?;
         outcome
+    }
+}
+
+fn interrupted(error: tokio::task::JoinError) -> Error {
+    Error::new(ErrorKind::Internal, "a write was interrupted").caused_by(error)
+}
+
+fn to_map(record: &impl Serialize) -> Result<Map<String, Value>> {
+    let value = serde_json::to_value(record)
+        .map_err(|error| Error::invalid(format!("the record cannot be written: {error}")))?;
+    match value {
+        Value::Object(record) => Ok(record),
+        _ => Err(Error::invalid("a record is a struct or a map, by field name")),
     }
 }
 

@@ -159,6 +159,11 @@ impl Tenure {
         self.core.held().lease.clone()
     }
 
+    /// The version of the record as it was last written or read.
+    pub(crate) fn version(&self) -> Version {
+        self.core.held().version.clone()
+    }
+
     /// Notes which process works under the lease, at once: whoever looks must not take it over
     /// while that lives.
     pub async fn set_child(&self, child: Option<Process>) -> Result<()> {
@@ -221,7 +226,8 @@ impl Tenure {
         }
         let token = floor.saturating_add(1);
         self.core.desk.0.store.backend().reserve(token).await?;
-        self.core.rewrite(|lease| lease.token = Some(token)).await
+        // Boxed: rare, and every acquisition would carry it along.
+        Box::pin(self.core.rewrite(|lease| lease.token = Some(token))).await
     }
 }
 
@@ -507,7 +513,8 @@ impl Core {
                 return Ok(true);
             }
             let held = self.held().lease.clone();
-            match self.read_again(&held).await {
+            // Boxed: as a rule it is as we left it.
+            match Box::pin(self.read_again(&held)).await {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::Lost => return Ok(false),
                 Err(error) => return Err(error),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_protocol::key::{Key, encode_segment};
+use leasehold_protocol::layout::ELECTIONS;
 use leasehold_protocol::lease::Judgement;
 
 use super::{Guard, Lock, LockSettings};
@@ -26,7 +27,7 @@ impl Election {
         candidate: impl Into<String>,
         settings: LockSettings,
     ) -> Result<Self> {
-        let key = Key::new(format!("elections/{}.lock", encode_segment(name)))?;
+        let key = Key::new(format!("{ELECTIONS}{}.lock", encode_segment(name)))?;
         let lock = Lock::at(store, key, candidate, settings)?;
         Ok(Self { store: store.clone(), lock })
     }
@@ -34,6 +35,12 @@ impl Election {
     /// Waits until we lead, as long as it takes.
     pub async fn campaign(&self) -> Result<Leadership> {
         self.lock.acquire_forever().await
+    }
+
+    /// Waits until we lead, for as long as the settings say. An error of kind `Held` if another leads all
+    /// that time.
+    pub async fn campaign_in_time(&self) -> Result<Leadership> {
+        self.lock.acquire().await
     }
 
     /// Who leads now. One GET.

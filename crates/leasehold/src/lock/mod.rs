@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use leasehold_protocol::format::lease::{Ask, Dialect, Lease, Process};
 use leasehold_protocol::key::{Key, encode_segment};
+use leasehold_protocol::layout::LOCKS;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
@@ -241,7 +242,7 @@ impl Lock {
 
 /// Where the record of a named lock stands.
 pub fn key_of(name: &str) -> Result<Key> {
-    Ok(Key::new(format!("locks/{}.lock", encode_segment(name)))?)
+    Ok(Key::new(format!("{LOCKS}{}.lock", encode_segment(name)))?)
 }
 
 fn timed_out(desk: &Desk, held: &HeldBy, patience: Duration) -> Error {

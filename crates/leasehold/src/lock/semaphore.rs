@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_protocol::key::{Key, encode_segment};
+use leasehold_protocol::layout::SEMAPHORES;
 
 use super::{Guard, Lock, LockSettings};
 use crate::lease::{Awaited, HeldBy, Waiting};
@@ -31,7 +32,7 @@ impl Semaphore {
         }
         let holder = holder.into();
         // Not among the locks, where one could have the name of a slot.
-        let folder = format!("semaphores/{}/", encode_segment(name));
+        let folder = format!("{SEMAPHORES}{}/", encode_segment(name));
         let slot = |number: u32| {
             let key = Key::new(format!("{folder}{number}.lock"))?;
             Lock::at(store, key, holder.clone(), settings.clone())

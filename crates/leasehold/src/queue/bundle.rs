@@ -5,6 +5,7 @@
 //! as a task of its own *before* the bundle's receipt, with a name and an incarnation that follow
 //! from the bundle's: whoever repeats that repeats the same.
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::{self as lease_decide, Holder};
 use leasehold_protocol::queue::{self as decide, AfterFailure, Done, History};
 use leasehold_protocol::settle::Proof;
+use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
 use super::claim::Tried;
@@ -27,6 +29,12 @@ use crate::{Error, ErrorKind, Result};
 
 /// How many bytes of results are kept in the lease for a successor.
 const RESULTS: usize = 64 << 10;
+/// How many bytes of results a bundle keeps: its receipt, and the lease of who goes on with it, hold all
+/// of them. Of a longer one only its length is kept.
+const KEPT: usize = 8 << 20;
+/// Results as JSON texts: a number that is too long for us must come out as it went in.
+const TEXTS_FIELD: &str = "result_texts";
+/// The same as JSON, by earlier versions.
 const RESULTS_FIELD: &str = "results";
 /// Stands in the lease once nobody knows whether a task has left the bundle.
 const DOUBT_FIELD: &str = "left_in_doubt";
@@ -50,6 +58,8 @@ struct Shared {
 struct State {
     history: History,
     results: Vec<Option<Json>>,
+    /// How many bytes these are.
+    kept: usize,
     /// Handed out and not finished.
     under_way: usize,
     /// Whether a task may have left the bundle without our knowing: no answer came.
@@ -96,8 +106,17 @@ impl Run {
                 }
             }
         }
+        let before = tenure.lease().other.get(TEXTS_FIELD).cloned().unwrap_or_default();
+        if let Ok(before) = serde_json::from_value::<Vec<(u32, String)>>(before) {
+            for (n, result) in before {
+                if let Some(slot) = results.get_mut(n as usize) {
+                    *slot = RawValue::from_string(result).ok();
+                }
+            }
+        }
         let doubt = tenure.lease().other.contains_key(DOUBT_FIELD);
-        let state = State { history: history.clone(), results, doubt, ..State::default() };
+        let kept = results.iter().flatten().map(|result| result.get().len()).sum();
+        let state = State { history: history.clone(), results, kept, doubt, ..State::default() };
         let state = Arc::new(Mutex::new(state));
         let noted = state.clone();
         tenure.on_renewal(move |lease| note(&noted, lease, RESULTS));
@@ -183,6 +202,11 @@ impl Run {
                 return Err(self.lost());
             }
             state.history.done.insert(n);
+            let result = result.map(|result| match state.kept + result.get().len() > KEPT {
+                true => too_long(&result),
+                false => result,
+            });
+            state.kept += result.as_ref().map_or(0, |result| result.get().len());
             if let Some(slot) = state.results.get_mut(n as usize) {
                 *slot = result;
             }
@@ -289,18 +313,28 @@ impl Run {
     /// write that down, or was not told.
     async fn skip_those_that_left(&self) -> Result<()> {
         let queue = &self.0.queue;
+        // Their keys, by what these begin with: lists of what has left are short, and asking for each
+        // task that could have takes as long as doing it.
+        let mut of = HashMap::new();
+        let mut prefixes = BTreeSet::new();
         for n in self.left() {
             let unit = Unit::Task(self.task(n)?.id.clone());
             let records = [
-                queue.keys().part(&unit, Part::Work)?,
-                queue.keys().receipt(&unit)?,
-                queue.keys().dead_letter(&unit.name())?,
+                (queue.keys().part(&unit, Part::Work)?, format!("{n}/task.json")),
+                (queue.keys().receipt(&unit)?, format!("{n}.json")),
+                (queue.keys().dead_letter(&unit.name())?, format!("{n}.json")),
             ];
-            for key in records {
-                if queue.store().head(&key).await?.is_some() {
-                    self.state().history.done.insert(n);
-                    break;
-                }
+            for (key, end) in records {
+                prefixes.extend(key.as_str().strip_suffix(&end).map(str::to_owned));
+                of.insert(key, n);
+            }
+        }
+        for prefix in prefixes {
+            let mut listing = queue.store().list(List::prefix(prefix)?);
+            while let Some(page) = listing.next_page().await? {
+                let left = page.entries.iter().filter_map(|entry| of.get(&entry.key));
+                let mut state = self.state();
+                left.for_each(|n| state.history.done.insert(*n));
             }
         }
         Ok(())
@@ -340,7 +374,7 @@ impl Run {
         queue
             .note_finish(&Unit::Task(letter.task.id.clone()), &letter.task.incarnation, None)
             .await?;
-        queue.write_dead_letter(letter).await
+        queue.write_dead_letter(letter, None).await
     }
 
     /// A task leaves the bundle, to be tried again on its own. Its lease comes first: the task must
@@ -373,7 +407,7 @@ impl Run {
         }
         // Somebody did this before us, or something else has its name.
         let there = store.get(&key).await?.map(|object| {
-            format::Task::parse(&object.body, &task.id, object.meta.version.as_str()).incarnation
+            format::Task::parse(&object.body, &task.id, &object.meta.mark()).incarnation
         });
         match there {
             Some(there) if there != task.incarnation => {
@@ -393,7 +427,14 @@ impl Queue {
     /// stopped on the way, for so long that others take the bundle over, see nothing of that, and do the
     /// task; woken up, it goes on. One LIST and one GET, for tasks that left bundles only.
     pub(crate) async fn is_done_in_bundle(&self, id: &str) -> Result<bool> {
-        let Some(('.', n)) = bundle_of(id) else { return Ok(false) };
+        match bundle_of(id) {
+            // Boxed: few are from a bundle, and every task would carry it along.
+            Some(('.', n)) => Box::pin(self.is_done_as(id, n)).await,
+            _ => Ok(false),
+        }
+    }
+
+    async fn is_done_as(&self, id: &str, n: u32) -> Result<bool> {
         let bundle = id.split('.').next().unwrap_or_default();
         let list = List::prefix(format!("{}{bundle}-", self.keys().completed()))?.limit(1);
         for entry in self.store().list(list).collect().await?.entries {
@@ -412,7 +453,7 @@ impl Queue {
 /// What a lease says about a bundle beside its history: the results of what is done. Whoever copies the
 /// one without the other says that a task is done, and loses its result.
 pub(crate) fn progress(lease: &Lease) -> serde_json::Map<String, serde_json::Value> {
-    let fields = [RESULTS_FIELD, DOUBT_FIELD].into_iter();
+    let fields = [TEXTS_FIELD, RESULTS_FIELD, DOUBT_FIELD].into_iter();
     let there = fields.filter_map(|field| Some((field, lease.other.get(field)?)));
     there.map(|(field, value)| (field.to_owned(), value.clone())).collect()
 }
@@ -434,8 +475,7 @@ fn note(state: &Mutex<State>, lease: &mut Lease, most: usize) {
             if bytes > most {
                 continue;
             }
-            let value: serde_json::Value = serde_json::from_str(result.get()).unwrap_or_default();
-            kept.push((n, value));
+            kept.push((n, result.get()));
         }
         history.done.insert(n);
     }
@@ -444,10 +484,18 @@ fn note(state: &Mutex<State>, lease: &mut Lease, most: usize) {
         lease.other.insert(DOUBT_FIELD.to_owned(), true.into());
     }
     lease.other.remove(RESULTS_FIELD);
+    lease.other.remove(TEXTS_FIELD);
     if !kept.is_empty() {
         let kept = serde_json::to_value(kept).unwrap_or_default();
-        lease.other.insert(RESULTS_FIELD.to_owned(), kept);
+        lease.other.insert(TEXTS_FIELD.to_owned(), kept);
     }
+}
+
+/// What stands for a result that is not kept: the task is done all the same.
+fn too_long(result: &RawValue) -> Json {
+    let length = result.get().len();
+    tracing::warn!(length, "a result is too long for its bundle, and is not kept");
+    serde_json::value::to_raw_value(&serde_json::json!({ "too_long": length })).unwrap_or_default()
 }
 
 impl Piece {

@@ -1,5 +1,6 @@
 //! Claiming, giving up, and cleaning up after others.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use leasehold_protocol::cas::{Version, When};
@@ -40,7 +41,9 @@ impl Queue {
         if mutant::is(Mutant::GhostClaim) {
             let there = self.store().get(&self.keys().part(unit, Part::Work)?).await?;
             return match self.desk(unit, worker)?.create(|_| {}).await? {
-                Some(tenure) => self.begin_with(unit, tenure, History::default(), there).await,
+                Some(tenure) => {
+                    Box::pin(self.begin_with(unit, tenure, History::default(), there)).await
+                }
                 None => Ok(Tried::Taken),
             };
         }
@@ -100,42 +103,36 @@ impl Queue {
         there: Option<Object>,
     ) -> Result<Tried> {
         let Some(object) = there else {
-            // Finished elsewhere: our claim came from an old listing (FIELD.md row 7).
-            tenure.remove().await?;
+            // Finished elsewhere: our claim came from an old listing (FIELD.md row 7). Boxed, as all
+            // that is rare here: every claim would carry its state along, from caller to caller.
+            Box::pin(tenure.remove()).await?;
             return Ok(Tried::Over);
         };
         // The answer may have taken longer than the claim lasts: by now somebody else may have done it.
         tenure.check()?;
-        let version = object.meta.version;
-        let task = match unit {
-            Unit::Task(id) => format::Task::parse(&object.body, id, version.as_str()),
-            Unit::Bundle(id, _) => match format::Bundle::parse(&object.body, id) {
-                Ok(bundle) => {
-                    let origin = bundle.origin.as_deref();
-                    self.note_claim(unit, &bundle.incarnation, origin).await?;
-                    let history = history.about(&bundle.incarnation, bundle.pushed_at);
-                    return Run::begin(self, unit, bundle, version, tenure, history).await;
-                }
-                // Kept as a dead letter as a whole.
-                Err(error) => {
-                    let name = unit.name();
-                    let task = format::Task::parse(&object.body, &name, version.as_str());
-                    let held = Held::new(self, unit.clone(), task, version, tenure, history);
-                    held.give_up_because(&error.to_string()).await?;
-                    return Ok(Tried::Over);
-                }
-            },
+        let id = match unit {
+            Unit::Task(id) => id,
+            Unit::Bundle(id, _) => {
+                return Box::pin(self.begin_bundle(unit, id, tenure, history, object)).await;
+            }
         };
+        let mark = object.meta.mark();
+        let version = object.meta.version;
+        let task = format::Task::parse(&object.body, id, &mark);
         // Back after its receipt, which we have seen: a request was under way for long. In a replica nothing
-        // is for long, and what the bucket has again is taken from it by whoever does it once more.
-        let back = self.outbox().is_none() && self.0.lately.knows(&task.incarnation);
+        // is for long, and what the bucket has again is taken from it by whoever does it once more. A task of
+        // another client has no other mark than its bytes: the next one may look the same.
+        let back = self.outbox().is_none()
+            && task.incarnation != mark
+            && self.0.lately.knows(unit, &task.incarnation);
         if back || self.is_done_in_bundle(&task.id).await? {
             if back {
                 // Seen is not yet on disk: a power loss must not take the receipt, and leave the delete.
                 self.store().persist(&[self.keys().receipt(unit)?]).await?;
             }
-            self.delete_work(&self.keys().part(unit, Part::Work)?, &version).await?;
-            tenure.remove().await?;
+            let work = self.keys().part(unit, Part::Work)?;
+            Box::pin(self.delete_work(&work, &version)).await?;
+            Box::pin(tenure.remove()).await?;
             return Ok(Tried::Over);
         }
         self.note_claim(unit, &task.incarnation, task.origin.as_deref()).await?;
@@ -145,7 +142,35 @@ impl Queue {
         match may_run {
             true => Ok(Tried::Task(Box::new(held))),
             false => {
-                held.give_up().await?;
+                Box::pin(held.give_up()).await?;
+                Ok(Tried::Over)
+            }
+        }
+    }
+
+    async fn begin_bundle(
+        &self,
+        unit: &Unit,
+        id: &str,
+        tenure: Tenure,
+        history: History,
+        object: Object,
+    ) -> Result<Tried> {
+        let mark = object.meta.mark();
+        let version = object.meta.version;
+        match format::Bundle::parse(&object.body, id) {
+            Ok(bundle) => {
+                let origin = bundle.origin.as_deref();
+                self.note_claim(unit, &bundle.incarnation, origin).await?;
+                let history = history.about(&bundle.incarnation, bundle.pushed_at);
+                Run::begin(self, unit, bundle, version, tenure, history).await
+            }
+            // Kept as a dead letter as a whole.
+            Err(error) => {
+                let name = unit.name();
+                let task = format::Task::parse(&object.body, &name, &mark);
+                let held = Held::new(self, unit.clone(), task, version, tenure, history);
+                held.give_up_because(&error.to_string()).await?;
                 Ok(Tried::Over)
             }
         }
@@ -154,7 +179,7 @@ impl Queue {
     /// In a node's replica: the bucket is to learn that we have it.
     async fn note_claim(&self, unit: &Unit, incarnation: &str, origin: Option<&str>) -> Result<()> {
         match self.outbox() {
-            Some(outbox) => outbox.claimed(unit, incarnation, origin).await,
+            Some(outbox) => Box::pin(outbox.claimed(unit, incarnation, origin)).await,
             None => Ok(()),
         }
     }
@@ -167,7 +192,9 @@ impl Queue {
         origin: Option<&str>,
     ) -> Result<()> {
         match self.outbox() {
-            Some(outbox) => outbox.finishing(unit, incarnation, origin, self.durability()).await,
+            Some(outbox) => {
+                Box::pin(outbox.finishing(unit, incarnation, origin, self.durability())).await
+            }
             None => Ok(()),
         }
     }
@@ -199,12 +226,14 @@ impl Queue {
         }
         let key = self.keys().part(unit, Part::Work)?;
         let Some(object) = self.store().get(&key).await? else { return Ok(true) };
-        let version = object.meta.version;
         let incarnation = match unit {
-            Unit::Task(id) => format::Task::parse(&object.body, id, version.as_str()).incarnation,
+            Unit::Task(id) => {
+                format::Task::parse(&object.body, id, &object.meta.mark()).incarnation
+            }
             Unit::Bundle(id, _) => format::Bundle::parse(&object.body, id)
-                .map_or_else(|_| version.as_str().to_owned(), |bundle| bundle.incarnation),
+                .map_or_else(|_| object.meta.mark(), |bundle| bundle.incarnation),
         };
+        let version = object.meta.version;
         let receipt = receipt.as_ref().map(|receipt| receipt.about(&incarnation));
         match decide::met(&incarnation, receipt, letter.as_deref()) {
             Met::Open => Ok(false),
@@ -235,7 +264,8 @@ impl Queue {
         proof: Proof,
     ) -> Result<Option<Receipt>> {
         let key = self.keys().receipt(unit)?;
-        let mut receipt = receipt.clone();
+        // With those that it takes the place of.
+        let mut receipt = Cow::Borrowed(receipt);
         let mut when = match mutant::is(Mutant::LateGhostPut) {
             true => When::Any,
             false => When::Absent,
@@ -260,7 +290,7 @@ impl Queue {
                         return Ok(Some(there));
                     }
                     Ok(there) => {
-                        decide::replace(&mut receipt, &there);
+                        decide::replace(receipt.to_mut(), &there);
                         When::Matches(object.meta.version)
                     }
                     Err(_) => When::Matches(object.meta.version),
@@ -270,9 +300,13 @@ impl Queue {
     }
 
     /// Records that a task was given up.
-    pub(crate) async fn write_dead_letter(&self, letter: DeadLetter) -> Result<()> {
+    pub(crate) async fn write_dead_letter(
+        &self,
+        mut letter: DeadLetter,
+        work: Option<&Version>,
+    ) -> Result<()> {
         let key = self.keys().dead_letter(&letter.task.id)?;
-        let mut letter = letter;
+        let unit = Unit::Task(letter.task.id.clone());
         let mut when = When::Absent;
         loop {
             let nonce = self.store().env().nonce();
@@ -287,11 +321,13 @@ impl Queue {
                 Some(object) => match DeadLetter::parse(&object.body) {
                     Ok(there)
                         if there.task.incarnation == letter.task.incarnation
-                            || !decide::gives_way(there.task.pushed_at, letter.task.pushed_at) =>
+                            || !(decide::gives_way(
+                                there.task.pushed_at,
+                                letter.task.pushed_at,
+                            ) || self.is_latest(&unit, work).await?) =>
                     {
                         if let Some(outbox) = self.outbox() {
                             // What was announced does not come: that of a later push stands for it.
-                            let unit = Unit::Task(letter.task.id.clone());
                             outbox.not_finishing(&unit, &letter.task.incarnation).await?;
                         }
                         return self.store().persist(std::slice::from_ref(&key)).await;
@@ -300,6 +336,16 @@ impl Queue {
                 },
             };
         }
+    }
+
+    /// Whether this is the latest push of its name, by whatever clock it came: no other can be pushed while
+    /// it stands there. In a bucket it may be back after it was done, and that has one clock.
+    async fn is_latest(&self, unit: &Unit, work: Option<&Version>) -> Result<bool> {
+        let Some(work) = work.filter(|_| !self.store().kind().is_bucket()) else {
+            return Ok(false);
+        };
+        let there = self.store().head(&self.keys().part(unit, Part::Work)?).await?;
+        Ok(there.is_some_and(|there| there.version == *work))
     }
 
     /// Deletes a task or bundle in this version only (FIELD.md rows 22, 23). Says whether it was
@@ -336,7 +382,7 @@ impl Queue {
                 // At once: another of our jobs may have asked before it was written, and be about to
                 // begin.
                 for incarnation in receipt.pushes() {
-                    self.0.lately.completed(incarnation);
+                    self.0.lately.completed(unit, incarnation);
                 }
                 Ok(Some(receipt))
             }

@@ -164,6 +164,13 @@ impl Queue {
         Ok(Some((task, self.held(&unit).await?)))
     }
 
+    /// A task that waits for its time, and which. A LIST per thousand that do.
+    pub async fn find_scheduled(&self, id: &str) -> Result<Option<(Peeked, StoreTime)>> {
+        let Some((time, key)) = self.scheduled_key(id).await? else { return Ok(None) };
+        let found = self.peek_into(&key, &Unit::Task(id.to_owned()), 1).await?.pop();
+        Ok(found.map(|task| (task, time)))
+    }
+
     async fn held(&self, unit: &Unit) -> Result<Option<HeldTask>> {
         let desk = self.desk(unit, "status")?;
         let Some(seen) = desk.look().await? else { return Ok(None) };
@@ -252,7 +259,7 @@ impl Queue {
         let Some(object) = self.store().get(key).await? else { return Ok(Vec::new()) };
         let (bundle, tasks) = match unit {
             Unit::Task(id) => {
-                (None, vec![format::Task::parse(&object.body, id, object.meta.version.as_str())])
+                (None, vec![format::Task::parse(&object.body, id, &object.meta.mark())])
             }
             Unit::Bundle(id, _) => match format::Bundle::parse(&object.body, id) {
                 Ok(bundle) => (Some(unit.name()), bundle.tasks),
@@ -296,12 +303,19 @@ impl Queue {
     }
 
     /// Pushes a dead letter's task again, as new: its failures are forgotten. `false` if there is
-    /// no such dead letter.
+    /// no such dead letter. An error if it is of a whole bundle, which is no task, or if another task
+    /// with its name is pending.
     pub async fn retry(&self, id: &str) -> Result<bool> {
         self.not_in_a_replica()?;
         let store = self.store();
         let letter_key = self.keys().dead_letter(id)?;
         let Some(object) = store.get(&letter_key).await? else { return Ok(false) };
+        if let Some(('-', _)) = push::bundle_of(id) {
+            // Its bytes would be run as one task, and its name counted as all of its tasks.
+            let message = "a whole bundle that could not be read: its bytes are in the letter's \
+                           payload; push its tasks anew, then remove the letter";
+            return Err(Error::new(ErrorKind::Data, message).at(&letter_key));
+        }
         let letter = DeadLetter::parse(&object.body)
             .map_err(|error| Error::new(ErrorKind::Data, error.to_string()).at(&letter_key))?;
         // Completed after all: by a worker that was thought to be dead, or because another retry came
@@ -330,9 +344,16 @@ impl Queue {
             // It stands there already: pushed again by somebody, or not yet removed by whoever
             // gave it up.
             let Some(there) = store.get(&key).await? else { continue };
-            let pending = format::Task::parse(&there.body, id, there.meta.version.as_str());
+            let pending = format::Task::parse(&there.body, id, &there.meta.mark());
             if pending.incarnation != given_up {
-                break;
+                // By another retry of the same, that is. Something else with its name does not stand
+                // for it, and the letter would be lost.
+                if pending.payload.get() == task.payload.get() {
+                    break;
+                }
+                let message = "another task with this name is pending, with another payload: the dead \
+                               letter is kept";
+                return Err(Error::new(ErrorKind::Held, message).at(&key));
             }
             self.delete_work(&key, &there.meta.version).await?;
         }

@@ -31,10 +31,12 @@ mod find;
 mod inspect;
 mod lately;
 pub(crate) mod push;
+mod shunned;
 pub(crate) mod sweep;
 mod task;
 mod worker;
 
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -68,6 +70,8 @@ struct Inner {
     known: Mutex<(Arc<QueueSettings>, Version)>,
     ids: push::Ids,
     lately: lately::Lately,
+    /// Whether it was made again with another number of shards: its tasks are elsewhere.
+    moved: AtomicBool,
     /// See [`WorkerSettings::companion`].
     companion: OnceLock<Process>,
     /// In a node's replica: where it is noted what the bucket is to be told.
@@ -156,6 +160,7 @@ impl Queue {
             known: Mutex::new((Arc::new(settings), version)),
             ids: push::Ids::default(),
             lately: lately::Lately::default(),
+            moved: AtomicBool::new(false),
             companion: OnceLock::new(),
         })))
     }
@@ -207,11 +212,8 @@ impl Queue {
             Get::Found(object) => {
                 let settings = parse_settings(&object.body, &key)?;
                 if settings.shards != self.keys().shards() {
-                    return Err(Error::new(
-                        ErrorKind::Data,
-                        "its number of shards was changed, and its tasks would not be found",
-                    )
-                    .at(&key));
+                    self.0.moved.store(true, SeqCst);
+                    self.not_moved()?;
                 }
                 *self.known() = (Arc::new(settings), object.meta.version);
             }
@@ -219,6 +221,16 @@ impl Queue {
             Get::Absent => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// An error if the queue was made again with another number of shards since we opened it.
+    fn not_moved(&self) -> Result<()> {
+        if !self.0.moved.load(SeqCst) {
+            return Ok(());
+        }
+        let message =
+            "its number of shards was changed, and its tasks would not be found: start again";
+        Err(Error::new(ErrorKind::Data, message).at(&self.keys().settings()?))
     }
 
     /// Changes settings for everybody. The number of shards cannot be changed.

@@ -88,8 +88,13 @@ impl NewTask {
         self
     }
 
+    /// How many bytes its payload has: those of a bundle have [`MAX_PAYLOAD`] together.
+    pub fn size(&self) -> usize {
+        self.payload.get().len()
+    }
+
     fn checked(&self) -> Result<()> {
-        let size = self.payload.get().len();
+        let size = self.size();
         if size > MAX_PAYLOAD {
             return Err(Error::invalid(format!(
                 "a payload of {size} bytes is too long for a task (the most is {MAX_PAYLOAD}): store \
@@ -215,7 +220,7 @@ impl Queue {
             if chosen.is_some()
                 && let Some(object) = self.store().get(&key).await?
             {
-                let there = Task::parse(&object.body, &id, object.meta.version.as_str());
+                let there = Task::parse(&object.body, &id, &object.meta.mark());
                 let incarnation = Some(there.incarnation);
                 return Ok(Pushed { id, outcome: Outcome::AlreadyPending, incarnation });
             }
@@ -272,9 +277,10 @@ impl Queue {
             {
                 continue;
             }
-            let there = store.get(key).await?.map(|object| {
-                Task::parse(&object.body, &task.id, object.meta.version.as_str()).incarnation
-            });
+            let there = store
+                .get(key)
+                .await?
+                .map(|object| Task::parse(&object.body, &task.id, &object.meta.mark()).incarnation);
             return Ok(Stored::Pending(there));
         };
         // And after: it may have been completed and removed in between.
@@ -285,7 +291,7 @@ impl Queue {
             self.delete_work(key, &version).await?;
             // Our own, too: a write whose answer was lost is sent again if it is not there, and it is
             // not there because it was done (FIELD.md row 21).
-            if done.incarnation != task.incarnation {
+            if !done.is_about(&task.incarnation) {
                 return Ok(Stored::Completed);
             }
         }
@@ -348,7 +354,7 @@ impl Queue {
             return Err(Error::invalid("tasks in a bundle cannot be delayed: push them singly"));
         }
         tasks.iter().try_for_each(NewTask::checked)?;
-        let size: usize = tasks.iter().map(|task| task.payload.get().len()).sum();
+        let size: usize = tasks.iter().map(NewTask::size).sum();
         if size > MAX_PAYLOAD {
             return Err(Error::invalid(format!(
                 "a bundle of {size} bytes is too long (the most is {MAX_PAYLOAD}): make several"
@@ -421,7 +427,7 @@ impl Queue {
                 Some(_) => 0,
                 None => missing + 1,
             };
-            if missing > 2 && !self.is_scheduled(&pushed.id).await? {
+            if missing > 2 && self.scheduled_key(&pushed.id).await?.is_none() {
                 let message = format!("task {:?} is gone: it was removed", pushed.id);
                 return Err(Error::new(ErrorKind::Data, message));
             }
@@ -429,17 +435,18 @@ impl Queue {
         }
     }
 
-    async fn is_scheduled(&self, id: &str) -> Result<bool> {
+    /// Where a task waits for its time, and which, if it does. A LIST per thousand that do.
+    pub(super) async fn scheduled_key(&self, id: &str) -> Result<Option<(StoreTime, Key)>> {
         let mut listing = self.store().list(List::prefix(self.keys().scheduled())?);
         while let Some(page) = listing.next_page().await? {
-            let ids = page.entries.iter().filter_map(|entry| {
-                self.keys().parse_scheduled(entry.key.as_str()).map(|(_, id)| id)
-            });
-            if ids.into_iter().any(|there| there == id) {
-                return Ok(true);
+            for entry in page.entries {
+                match self.keys().parse_scheduled(entry.key.as_str()) {
+                    Some((time, there)) if there == id => return Ok(Some((time, entry.key))),
+                    _ => {}
+                }
             }
         }
-        Ok(false)
+        Ok(None)
     }
 }
 

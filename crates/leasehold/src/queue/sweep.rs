@@ -1,22 +1,23 @@
 //! Bringing scheduled tasks to the others, and cleaning up: every worker does a little.
 
+use futures::StreamExt as _;
 use leasehold_protocol::cas::When;
 use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::Judgement;
 use leasehold_protocol::mutant::{self, Mutant};
-use leasehold_protocol::queue::is_outdated;
+use leasehold_protocol::queue::{gives_way, is_outdated};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
 
 use super::{Mode, Queue, wrote};
 use crate::lease::Desk;
-use crate::store::{Delete, Detail, List, Write};
+use crate::store::{Delete, Detail, Entry, List, Page, Write};
 use crate::{Key, Result};
 
-/// How many objects a worker's own sweep looks at.
-const A_LITTLE: usize = 1000;
+/// How many receipts are removed at a time.
+const AT_A_TIME: usize = 16;
 /// How many scheduled tasks are promoted at a time.
 const DUE: usize = 100;
 
@@ -77,22 +78,23 @@ impl Queue {
     async fn promote(&self, key: &Key, id: &str) -> Result<bool> {
         let store = self.store();
         let Some(object) = store.get(key).await? else { return Ok(false) };
-        let task = format::Task::parse(&object.body, id, object.meta.version.as_str());
+        let task = format::Task::parse(&object.body, id, &object.meta.mark());
         let unit = Unit::Task(id.to_owned());
-        // Promoted before, done, and not removed here: the receipt says so.
-        let receipt = self.keys().receipt(&unit)?;
-        let done = self.settings().receipts && self.is_remembered(&receipt).await?;
         let mut promoted = false;
-        if !done {
-            let write = Write::when(When::Absent, Proof::Bytes).durability(self.durability());
+        // Promoted before, done or given up, and not removed here: a record says so.
+        if !self.is_recorded(&unit, &task).await? {
             let work = self.keys().part(&unit, Part::Work)?;
-            // Whatever is there already: it is this one, or one that was pushed with its name.
-            let written = wrote(store.put(&work, task.to_bytes().into(), write).await?)?;
+            let create = || Write::when(When::Absent, Proof::Bytes).durability(self.durability());
+            let mut written = wrote(store.put(&work, task.to_bytes().into(), create()).await?)?;
+            // Whatever is there already: it is this one, or one that was pushed with its name, or an earlier
+            // one that is over, and whoever did that has yet to clean up.
+            if written.is_none() && self.is_over(&unit).await? {
+                written = wrote(store.put(&work, task.to_bytes().into(), create()).await?)?;
+            }
             promoted = written.is_some();
             // And after: others may have promoted it, done it and removed it in between.
             if let Some(version) = written
-                && self.settings().receipts
-                && self.is_remembered(&receipt).await?
+                && self.is_recorded(&unit, &task).await?
             {
                 self.delete_work(&work, &version).await?;
                 promoted = false;
@@ -104,6 +106,19 @@ impl Queue {
         }
         self.delete_work(key, &object.meta.version).await?;
         Ok(promoted)
+    }
+
+    /// Whether this push was done or given up, or one of its name that came after it was done: the record of
+    /// this one may have given way to that. One that came before is another: this one was accepted, and is
+    /// done too.
+    async fn is_recorded(&self, unit: &Unit, task: &format::Task) -> Result<bool> {
+        let (ours, at) = (&task.incarnation, task.pushed_at);
+        let receipt = self.receipt_of(unit).await?;
+        if receipt.is_some_and(|it| it.is_about(ours) || !gives_way(it.pushed_at, at)) {
+            return Ok(true);
+        }
+        let letter = self.dead_letter(&unit.name()).await?;
+        Ok(letter.is_some_and(|letter| letter.task.incarnation == *ours))
     }
 
     /// Removes a lease whose task is gone: only after a look at the task, past its ttl, and in the
@@ -142,7 +157,7 @@ impl Queue {
         }
         self.sweep_pending(&mut swept).await?;
         self.sweep_letters(&mut swept).await?;
-        self.sweep_receipts(usize::MAX, &mut swept).await?;
+        self.sweep_receipts(&mut swept).await?;
         Ok(swept)
     }
 
@@ -197,54 +212,75 @@ impl Queue {
         }
         // Workers of a relaxed queue are at their replicas: nobody else forgets receipts here.
         if self.settings().mode == Mode::Relaxed {
-            while self.sweep_receipts(A_LITTLE, &mut swept).await? > 0 {}
+            self.sweep_old_receipts(usize::MAX, &mut swept).await?;
         }
         Ok(swept)
     }
 
-    /// The part that workers do now and then: a page of receipts.
-    pub(super) async fn sweep_a_little(&self) -> Result<Swept> {
-        let mut swept = Swept::default();
-        self.sweep_receipts(A_LITTLE, &mut swept).await?;
-        Ok(swept)
+    /// The part that workers do now and then: about as many receipts as this. Says whether there may be
+    /// more that are old.
+    pub(super) async fn sweep_a_little(&self, most: usize) -> Result<bool> {
+        self.sweep_old_receipts(most, &mut Swept::default()).await
     }
 
-    /// Says how many it removed.
-    async fn sweep_receipts(&self, most: usize, swept: &mut Swept) -> Result<u64> {
-        let before = swept.receipts;
-        let retention = self.settings().retention;
+    /// Removes receipts that are past their time, from the start for as long as all are: names that we
+    /// made sort by time, so what is behind is younger. Says whether there may be more.
+    async fn sweep_old_receipts(&self, most: usize, swept: &mut Swept) -> Result<bool> {
         let list = List::prefix(self.keys().completed())?.detail(Detail::Version);
-        let list = match most {
-            usize::MAX => list,
-            // Anywhere: who always began at the start would never come to the end.
-            most => {
-                let start = b"0123456789ABCDEFGHJKMNPQRSTVWXYZabcdefghijklmnopqrstuvwxyz";
-                let random = self.store().env().random();
-                let letter = start[(random % start.len() as u64) as usize] as char;
-                match random & (1 << 60) {
-                    0 => list.limit(most),
-                    _ => {
-                        list.start_after(format!("{}{letter}", self.keys().completed())).limit(most)
-                    }
-                }
+        let mut listing = self.store().list(list.clone().limit(most));
+        let mut seen = 0;
+        loop {
+            let Some(page) = listing.next_page().await? else { return Ok(seen >= most) };
+            let listed = page.entries.len();
+            seen += listed;
+            if self.forget_old(page, swept).await? == listed as u64 {
+                continue;
             }
-        };
+            if listed < crate::store::PAGE {
+                return Ok(false);
+            }
+            // Names that others chose say nothing about age, so a page is looked at anywhere: who always
+            // began at the start would never come to those behind it.
+            let start = b"0123456789ABCDEFGHJKMNPQRSTVWXYZabcdefghijklmnopqrstuvwxyz";
+            let random = self.store().env().random();
+            let letter = start[(random % start.len() as u64) as usize] as char;
+            let anywhere = list.start_after(format!("{}{letter}", self.keys().completed()));
+            let page = self.store().list(anywhere.limit(crate::store::PAGE)).collect().await?;
+            self.forget_old(page, swept).await?;
+            return Ok(false);
+        }
+    }
+
+    /// Removes all receipts that are past their time.
+    async fn sweep_receipts(&self, swept: &mut Swept) -> Result<()> {
+        let list = List::prefix(self.keys().completed())?.detail(Detail::Version);
         let mut listing = self.store().list(list);
         while let Some(page) = listing.next_page().await? {
-            let Some(now) = page.now else { continue };
-            for entry in page.entries {
-                let (Some(modified), Some(version)) = (entry.modified, &entry.version) else {
-                    continue;
-                };
-                if now.since(modified) >= retention
-                    && self.may_forget(&entry.key).await?
-                    && self.delete_work(&entry.key, version).await?
-                {
-                    swept.receipts += 1;
-                }
-            }
+            self.forget_old(page, swept).await?;
         }
-        Ok(swept.receipts - before)
+        Ok(())
+    }
+
+    /// Removes the receipts on a page that are past their time, several at once. Says how many.
+    async fn forget_old(&self, page: Page, swept: &mut Swept) -> Result<u64> {
+        let Some(now) = page.now else { return Ok(0) };
+        let retention = self.settings().retention;
+        let is_old =
+            |entry: &Entry| entry.modified.is_some_and(|modified| now.since(modified) >= retention);
+        let old: Vec<Entry> = page.entries.into_iter().filter(is_old).collect();
+        let forgotten = futures::stream::iter(old).map(|entry| self.forget(entry));
+        let mut forgotten = forgotten.buffer_unordered(AT_A_TIME);
+        let mut count = 0;
+        while let Some(gone) = forgotten.next().await {
+            count += u64::from(gone?);
+        }
+        swept.receipts += count;
+        Ok(count)
+    }
+
+    async fn forget(&self, receipt: Entry) -> Result<bool> {
+        let Some(version) = &receipt.version else { return Ok(false) };
+        Ok(self.may_forget(&receipt.key).await? && self.delete_work(&receipt.key, version).await?)
     }
 
     async fn sweep_pending(&self, swept: &mut Swept) -> Result<()> {

@@ -199,7 +199,8 @@ impl Task {
     async fn finish(mut self, result: Option<Json>) -> Result<Acked> {
         match self.0.take() {
             Some(Kind::Single(held)) => held.ack(result).await,
-            Some(Kind::Piece(piece)) => piece.ack(result).await,
+            // Boxed: the ack of a bundle is in it, and every other would carry it along.
+            Some(Kind::Piece(piece)) => Box::pin(piece.ack(result)).await,
             None => Ok(Acked::Again),
         }
     }
@@ -272,6 +273,16 @@ impl Held {
         self.tenure.check().is_err()
     }
 
+    /// For how long the claim can be trusted from now on, if it is not renewed.
+    pub fn trusted_for(&self) -> Duration {
+        self.tenure.trusted_for()
+    }
+
+    /// The version of its lease, as we last wrote it.
+    pub fn lease_version(&self) -> Version {
+        self.tenure.version()
+    }
+
     fn worker(&self) -> String {
         self.tenure.lease().holder
     }
@@ -313,13 +324,14 @@ impl Held {
             Ok(first) => first,
             Err(error) => {
                 // Nothing says that it is done, so it is done again; but not at once, or for ever.
-                let _ = self.nack(&format!("done, but not recorded: {error}"), None).await;
+                let message = format!("done, but not recorded: {error}");
+                let _ = Box::pin(self.nack(&message, None)).await;
                 return Err(error);
             }
         };
-        queue.0.lately.completed(&self.task.incarnation);
+        queue.0.lately.completed(&self.unit, &self.task.incarnation);
         if !first {
-            queue.note_duplicate(&self.unit, &self.task.incarnation).await;
+            Box::pin(queue.note_duplicate(&self.unit, &self.task.incarnation)).await;
         }
         // It is done, whatever happens from here on: others finish the clean-up if we do not.
         self.clean_up().await;
@@ -409,7 +421,7 @@ impl Held {
             };
             let origin = self.task.origin.as_deref();
             queue.note_finish(&self.unit, &self.task.incarnation, origin).await?;
-            queue.write_dead_letter(letter).await?;
+            queue.write_dead_letter(letter, Some(&self.version)).await?;
         }
         if mutant::is(Mutant::HalfDoneDeadLetter) {
             let _ = queue.store().delete(&queue.keys().part(&self.unit, Part::Work)?).await?;

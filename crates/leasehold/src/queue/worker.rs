@@ -1,18 +1,18 @@
 //! A worker: claims tasks and hands them out.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_protocol::backoff::full_jitter;
 use leasehold_protocol::format::lease::Process;
-use leasehold_protocol::layout::queue::Unit;
 use tokio_util::sync::CancellationToken;
 
 use super::bundle::Run;
 use super::claim::Tried;
-use super::find::{Candidate, Finder, Outlook};
+use super::find::{Attempt, Board, Candidate, Finder, Outlook};
+use super::shunned::Shunned;
 use super::{Mode, Queue, Task};
 use crate::env::BootTime;
 use crate::store::{Kind, Watch};
@@ -58,10 +58,19 @@ pub struct Worker {
 #[derive(Debug)]
 struct Source {
     queue: Queue,
+    /// What to try next.
+    board: Arc<Board>,
+    /// Lists more of it. Held while that is done, and while a bundle is claimed.
     finder: tokio::sync::Mutex<Finder>,
     /// Tasks of bundles that are claimed and not handed out yet.
     bundles: Mutex<VecDeque<(Run, VecDeque<u32>)>>,
     checked: Mutex<Checked>,
+    /// What could not be claimed.
+    shunned: Arc<Shunned>,
+    /// How many tasks and bundles were claimed.
+    claimed: AtomicU64,
+    /// Whether we told of objects that are no tasks.
+    told: AtomicBool,
     rest: Mutex<Rest>,
     /// The queue's mode when we began.
     mode: Mode,
@@ -78,17 +87,26 @@ struct Rest {
     outlook: Outlook,
 }
 
-/// When the settings were read last, and when something was last swept.
+/// When the settings were read last, and when something is swept next.
 #[derive(Debug)]
 struct Checked {
     settings: BootTime,
     sweep: BootTime,
+    /// The same if we have claimed something: whoever makes receipts removes old ones.
+    early: Option<BootTime>,
+    /// For how many of our claims there was a sweep.
+    swept_for: u64,
 }
 
 /// How often settings are read again: a pause is seen within this.
 const REFRESH: Duration = Duration::from_secs(30);
 /// How often a worker sweeps a little.
 const SWEEP: Duration = Duration::from_secs(600);
+/// When it does so for the first time, if it has claimed something, and again where there was more.
+const FIRST_SWEEP: Duration = Duration::from_secs(60);
+/// How many receipts it looks at then, and how many at most.
+const A_LITTLE: u64 = 1000;
+const A_LOT: u64 = 10_000;
 /// The first pause where there is nothing to do.
 const FIRST: Duration = Duration::from_millis(500);
 const FIRST_IN_DIRECTORY: Duration = Duration::from_millis(10);
@@ -107,11 +125,22 @@ impl Worker {
                 // One process has one: a second worker of the same queue means the same.
                 let _ = queue.0.companion.set(companion.clone());
             }
-            let now = queue.store().env().clock().boot();
+            let env = queue.store().env();
+            let now = env.clock().boot();
+            // Not all that are started together at the same time.
+            let early = now.plus(full_jitter(0, FIRST_SWEEP, FIRST_SWEEP, env.random()));
+            let (sweep, early) = (now.plus(SWEEP), Some(early));
+            let checked = Checked { settings: now, sweep, early, swept_for: 0 };
+            let board = Arc::new(Board::new(queue.clone(), settings.name.clone()));
+            let finder = Finder::new(&board);
             Source {
-                finder: tokio::sync::Mutex::new(Finder::new(queue.clone(), settings.name.clone())),
+                shunned: finder.shunned.clone(),
+                finder: tokio::sync::Mutex::new(finder),
+                board,
                 bundles: Mutex::default(),
-                checked: Mutex::new(Checked { settings: now, sweep: now }),
+                checked: Mutex::new(checked),
+                claimed: AtomicU64::new(0),
+                told: AtomicBool::new(false),
                 mode: queue.settings().mode,
                 dry: AtomicBool::new(false),
                 rest: Mutex::default(),
@@ -142,16 +171,22 @@ impl Worker {
     }
 
     /// Hands out no more tasks: [`Worker::next`] returns `None` from now on. What was handed out
-    /// may be finished; what is claimed but not handed out goes back to the others.
+    /// may be finished; what is claimed but not handed out goes back to the others. All of it that can:
+    /// the first error is returned at the end, and what it is about is found after its ttl.
     pub async fn drain(&self) -> Result<()> {
         self.drain.cancel();
+        let mut drained = Ok(());
         for source in &self.queues {
             let runs: Vec<_> = source.bundles().drain(..).collect();
             for (run, _) in runs {
-                run.abandon().await?;
+                match run.abandon().await {
+                    // Somebody else has it already.
+                    Err(error) if error.kind() == ErrorKind::Lost => {}
+                    abandoned => drained = drained.and(abandoned),
+                }
             }
         }
-        Ok(())
+        drained
     }
 
     /// The next task; waits for one. `None` once the worker is drained, or has nothing left to do
@@ -173,7 +208,7 @@ impl Worker {
                     Ok(task) => {
                         // Drained meanwhile: it goes back.
                         if self.drain.is_cancelled() {
-                            task.give_back().await?;
+                            Box::pin(task.give_back()).await?;
                             return Ok(None);
                         }
                         return Ok(Some(task));
@@ -181,7 +216,20 @@ impl Worker {
                     Err(found) => outlook.and(found),
                 }
             }
-            if self.settings.until_empty && !outlook.busy {
+            let ends = self.settings.until_empty && !outlook.busy;
+            // What we may not claim is told by whoever can do nothing else.
+            let claimed = self.queues.iter().any(|source| source.claimed.load(SeqCst) > 0);
+            let error = |source: &Source| source.shunned.error(!outlook.busy);
+            if (ends || !claimed)
+                && let Some(error) = self.queues.iter().find_map(error)
+            {
+                return Err(error);
+            }
+            if ends {
+                for source in &self.queues {
+                    source.tell_of_unknown();
+                    Box::pin(source.sweep_what_we_made()).await;
+                }
                 return Ok(None);
             }
             let Some(first) = self.queues.first() else { return Ok(None) };
@@ -246,9 +294,11 @@ impl Worker {
     async fn try_source(&self, source: &Source) -> Result<Result<Task, Outlook>> {
         let queue = &source.queue;
         self.look_after(source).await;
+        // It would never find a task again.
+        queue.not_moved()?;
         if self.until_switched && queue.settings().mode != source.mode {
             self.switched.store(true, SeqCst);
-            self.drain().await?;
+            Box::pin(self.drain()).await?;
             return Ok(Err(Outlook { busy: true, due: None }));
         }
         if queue.settings().paused {
@@ -265,26 +315,37 @@ impl Worker {
             if let Some(outlook) = source.resting() {
                 return Ok(Err(outlook));
             }
-            let mut finder = source.finder().await;
-            // Somebody else may have claimed a bundle while we waited, or found that there is
-            // nothing.
-            if let Some(task) = source.piece() {
-                return Ok(Ok(task));
-            }
-            if let Some(outlook) = source.resting() {
-                return Ok(Err(outlook));
-            }
-            let candidate = match finder.next() {
-                Some(candidate) => candidate,
+            // Kept until a bundle's tasks can be had.
+            let (attempt, _finder) = match source.board.next_single() {
+                Some(attempt) => (attempt, None),
                 None => {
-                    // Lists of which nothing comes, one after the other, are not the way.
-                    let outlook = match refills {
-                        2.. => Outlook { busy: true, due: Some(VAIN_LISTS) },
-                        _ => finder.refill().await?,
+                    let mut finder = source.finder.lock().await;
+                    // Somebody else may have claimed a bundle while we waited, or found that there
+                    // is nothing.
+                    if let Some(task) = source.piece() {
+                        return Ok(Ok(task));
+                    }
+                    if let Some(outlook) = source.resting() {
+                        return Ok(Err(outlook));
+                    }
+                    let (attempt, outlook) = match source.board.next() {
+                        Some(attempt) => (Some(attempt), Outlook::default()),
+                        // Lists of which nothing comes, one after the other, are not the way.
+                        None if refills >= 2 => {
+                            (None, Outlook { busy: true, due: Some(VAIN_LISTS) })
+                        }
+                        None => {
+                            refills += 1;
+                            // Boxed: as a rule there is something, and every claim would carry it
+                            // along.
+                            Box::pin(finder.refill()).await?
+                        }
                     };
-                    refills += 1;
-                    match finder.next() {
-                        Some(candidate) => candidate,
+                    match attempt {
+                        // Claims of several callers go on at the same time, but nobody needs two
+                        // bundles.
+                        Some(attempt) if attempt.candidate.is_bundle() => (attempt, Some(finder)),
+                        Some(attempt) => (attempt, None),
                         None => {
                             source.note_dry(true).await;
                             source.go_to_rest(outlook, |idle| self.pause(queue, idle, outlook));
@@ -293,31 +354,23 @@ impl Worker {
                     }
                 }
             };
-            // Claims of several callers go on at the same time, but nobody needs two bundles.
-            let keep = match candidate.is_bundle() {
-                true => Some(finder),
-                false => {
-                    drop(finder);
-                    None
-                }
-            };
-            let (unit, tried) = self.try_candidate(queue, candidate).await?;
-            let mut finder = match keep {
-                Some(finder) => finder,
-                None => source.finder().await,
-            };
-            finder.tried(&unit, &tried);
+            let Attempt { candidate, trying } = attempt;
+            let (tried, go_on) = self.try_candidate(source, candidate).await?;
+            trying.came_to(&tried);
+            if !go_on {
+                let outlook = Outlook { busy: true, due: None };
+                source.go_to_rest(outlook, |idle| self.pause(queue, idle, outlook));
+                return Ok(Err(outlook));
+            }
             match tried {
                 // Somebody else's by now: we were stopped, or waited for the others here.
                 Tried::Task(held) if held.is_lost() => {}
                 Tried::Task(held) => {
-                    source.note_dry(false).await;
-                    source.rest().idle = 0;
+                    source.note_claim().await;
                     return Ok(Ok(Task::single(held)));
                 }
                 Tried::Bundle(run) => {
-                    source.note_dry(false).await;
-                    source.rest().idle = 0;
+                    source.note_claim().await;
                     let left = run.left().into();
                     source.bundles().push_back((run, left));
                 }
@@ -330,18 +383,19 @@ impl Worker {
         }
     }
 
-    async fn try_candidate(&self, queue: &Queue, candidate: Candidate) -> Result<(Unit, Tried)> {
+    /// What came of a candidate, and whether others are to be tried.
+    async fn try_candidate(&self, source: &Source, candidate: Candidate) -> Result<(Tried, bool)> {
         let unit = candidate.unit().clone();
-        match self.try_unit(queue, candidate).await {
-            Ok(tried) => Ok((unit, tried)),
+        match self.try_unit(&source.queue, candidate).await {
             // A claim that was lost at once, by a pause of this process, is somebody else's.
-            Err(error) if error.kind() == ErrorKind::Lost => Ok((unit, Tried::Taken)),
-            // One bad object must not keep everybody from the others.
-            Err(error) if error.is_about_data() => {
-                tracing::warn!(%error, "a task cannot be claimed");
-                Ok((unit, Tried::Unreadable))
+            Err(error) if error.kind() == ErrorKind::Lost => Ok((Tried::Taken, true)),
+            // One bad object, or one that is not for us, must not keep everybody from the others.
+            Err(error) if error.is_about_data() || error.kind() == ErrorKind::Denied => {
+                let now = source.queue.store().env().clock().boot();
+                let go_on = source.shunned.add(&unit, &error, now);
+                Ok((Tried::Unreadable, go_on))
             }
-            Err(error) => Err(error),
+            tried => Ok((tried?, true)),
         }
     }
 
@@ -352,9 +406,10 @@ impl Worker {
                 true => queue.claim_free(&unit, &self.settings.name).await,
                 false => Ok(Tried::Taken),
             },
-            Candidate::Leased(unit, desk) => queue.claim_leased(&unit, &desk).await,
+            // Boxed: most are free, and their claims would carry these along.
+            Candidate::Leased(unit, desk) => Box::pin(queue.claim_leased(&unit, &desk)).await,
             Candidate::Orphan(unit, desk) => {
-                queue.sweep_lease(&unit, &desk).await?;
+                Box::pin(queue.sweep_lease(&unit, &desk)).await?;
                 Ok(Tried::Over)
             }
         }
@@ -366,21 +421,23 @@ impl Worker {
         let (refresh, sweep) = {
             let mut checked = source.checked();
             let refresh = now.since(checked.settings) >= REFRESH;
-            let sweep = now.since(checked.sweep) >= SWEEP;
             if refresh {
                 checked.settings = now;
             }
+            let fresh = source.claimed.load(SeqCst) > checked.swept_for;
+            let early = fresh && checked.early.is_some_and(|early| early <= now);
+            let sweep = early || checked.sweep <= now;
             if sweep {
-                checked.sweep = now;
+                (checked.sweep, checked.early) = (now.plus(SWEEP), None);
             }
             (refresh, sweep)
         };
-        // What fails now is done another time.
-        if refresh && let Err(error) = source.queue.refresh().await {
+        // What fails now is done another time. Boxed: every claim would carry it along.
+        if refresh && let Err(error) = Box::pin(source.queue.refresh()).await {
             tracing::warn!(%error, "the settings of the queue could not be read");
         }
-        if sweep && let Err(error) = source.queue.sweep_a_little().await {
-            tracing::debug!(%error, "sweeping failed");
+        if sweep && Box::pin(source.sweep()).await {
+            source.checked().early = Some(now.plus(FIRST_SWEEP));
         }
     }
 }
@@ -414,6 +471,55 @@ impl Source {
         rest.outlook = outlook;
     }
 
+    /// Something was claimed.
+    async fn note_claim(&self) {
+        self.note_dry(false).await;
+        self.rest().idle = 0;
+        self.claimed.fetch_add(1, SeqCst);
+        self.shunned.claimed();
+    }
+
+    /// Removes old receipts, twice as many as we make: so they do not become ever more, and nobody has
+    /// to do it all at once. Says whether there is more to do.
+    async fn sweep(&self) -> bool {
+        let budget = {
+            let mut checked = self.checked();
+            let fresh = self.claimed.load(SeqCst) - checked.swept_for;
+            let budget = fresh.saturating_mul(2).clamp(A_LITTLE, A_LOT);
+            checked.swept_for += fresh.min(budget / 2);
+            budget
+        };
+        match self.queue.sweep_a_little(budget as usize).await {
+            Ok(more) => more,
+            Err(error) => {
+                // What fails now is done another time.
+                tracing::debug!(%error, "sweeping failed");
+                false
+            }
+        }
+    }
+
+    /// The same for all that we made, by the first who comes to the end: workers that run for a few
+    /// minutes each would leave ever more.
+    async fn sweep_what_we_made(&self) {
+        let is_due = || self.claimed.load(SeqCst) > self.checked().swept_for;
+        while self.queue.settings().receipts && is_due() && self.sweep().await {}
+    }
+
+    /// The queue looks empty to us, and is not: once, whoever relies on that is to know.
+    fn tell_of_unknown(&self) {
+        let unknown = self.shunned.unknown();
+        if unknown > 0 && !self.told.swap(true, SeqCst) {
+            let queue = self.queue.name();
+            tracing::warn!(
+                queue,
+                unknown,
+                "objects among the tasks have names that are no task's, and are not done: a name is \
+                 escaped in one way only (docs/format.md)"
+            );
+        }
+    }
+
     /// Something has changed.
     fn wake(&self) {
         let mut rest = self.rest();
@@ -427,25 +533,13 @@ impl Source {
         if self.dry.swap(dry, SeqCst) == dry {
             return;
         }
-        if let Err(error) = outbox.dry(dry).await {
+        if let Err(error) = Box::pin(outbox.dry(dry)).await {
             tracing::debug!(%error, "not noted that there is nothing to do");
         }
     }
 
     fn bundles(&self) -> MutexGuard<'_, VecDeque<(Run, VecDeque<u32>)>> {
         self.bundles.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Others have it for less than a microsecond as a rule, and being woken takes ten: so it is
-    /// tried a few times first.
-    async fn finder(&self) -> tokio::sync::MutexGuard<'_, Finder> {
-        for _ in 0..50 {
-            if let Ok(finder) = self.finder.try_lock() {
-                return finder;
-            }
-            std::hint::spin_loop();
-        }
-        self.finder.lock().await
     }
 
     fn checked(&self) -> MutexGuard<'_, Checked> {

@@ -1,5 +1,7 @@
 //! What is in a file: YAML, JSON, Markdown or anything, told by its name.
 
+use std::fmt;
+
 use leasehold_protocol::key::Key;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,6 +21,17 @@ pub enum Format {
     Raw,
 }
 
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Yaml => "YAML",
+            Self::Json => "JSON",
+            Self::Text => "text",
+            Self::Raw => "bytes",
+        })
+    }
+}
+
 impl Format {
     /// What a file with this name holds.
     pub fn of(path: &str) -> Self {
@@ -35,7 +48,7 @@ impl Format {
     /// The value in these bytes. Text becomes a string; raw bytes have no value.
     pub fn parse<T: DeserializeOwned>(self, bytes: &[u8], key: &Key) -> Result<T> {
         let bad = |error: String| {
-            Error::new(ErrorKind::Data, format!("is not valid {self:?}: {error}")).at(key)
+            Error::new(ErrorKind::Data, format!("is not valid {self}: {error}")).at(key)
         };
         let text = || std::str::from_utf8(bytes).map_err(|error| bad(error.to_string()));
         match self {
@@ -51,9 +64,8 @@ impl Format {
 
     /// The bytes of this value.
     pub fn write<T: Serialize + ?Sized>(self, value: &T, key: &Key) -> Result<Vec<u8>> {
-        let bad = |error: String| {
-            Error::invalid(format!("cannot be written as {self:?}: {error}")).at(key)
-        };
+        let bad =
+            |error: String| Error::invalid(format!("cannot be written as {self}: {error}")).at(key);
         match self {
             Self::Yaml => {
                 // By way of JSON's model: what it cannot hold cannot be read back either.

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -45,6 +46,9 @@ pub struct Reading {
     pub store: StoreTime,
     /// When we heard it.
     pub at: BootTime,
+    /// How much later it may have been by then: a bucket tells whole seconds, rounded down, and its
+    /// answer is on its way for a while. Zero where the time is exact.
+    pub unsure: Duration,
 }
 
 /// A kind of store. Every call is one request: it is not retried, and an outcome that is not known
@@ -84,6 +88,11 @@ pub trait Backend: Debug + Send + Sync + 'static {
 
     /// Deletes the object: in any state, or in this version only.
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete>;
+
+    /// Deletes an object in this version only, which other programs may write, whatever locks we have.
+    async fn delete_foreign(&self, key: &Key, version: &Version) -> Result<Delete> {
+        self.delete(key, Some(version)).await
+    }
 
     /// Deletes a lease in this version and remembers its token, so that [`Backend::floor`] knows it.
     async fn retire(&self, key: &Key, version: &Version, token: u64) -> Result<Delete> {

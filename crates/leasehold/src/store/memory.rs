@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -87,7 +88,8 @@ impl Backend for Memory {
     }
 
     fn reading(&self) -> Option<Reading> {
-        Some(Reading { store: self.env.clock().wall(), at: self.client.clock().boot() })
+        let (store, at) = (self.env.clock().wall(), self.client.clock().boot());
+        Some(Reading { store, at, unsure: Duration::ZERO })
     }
 
     async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {

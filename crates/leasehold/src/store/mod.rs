@@ -157,6 +157,14 @@ impl Store {
         self.driver().delete(key, Some(version)).await
     }
 
+    /// The same of an object that other programs may write. In a directory they take no lock of ours.
+    pub(crate) async fn delete_foreign(&self, key: &Key, version: &Version) -> Result<Delete> {
+        match self.kind() == Kind::Directory && self.deletes_conditionally().await? {
+            true => self.0.backend.delete_foreign(key, version).await,
+            false => self.delete_version(key, version).await,
+        }
+    }
+
     /// Whether this store can delete conditionally.
     pub(crate) async fn deletes_conditionally(&self) -> Result<bool> {
         Ok(!self.may_write().await?.limits.contains(&Limit::ConditionalDelete))
@@ -357,6 +365,7 @@ impl Listing {
             all.entries.extend(page.entries);
             all.prefixes.extend(page.prefixes);
             all.now = page.now.or(all.now);
+            all.unnamed += page.unnamed;
         }
         Ok(all)
     }

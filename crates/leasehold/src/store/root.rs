@@ -85,14 +85,30 @@ pub(super) struct Findings {
 
 /// Notes the doctor's findings in the root record and says whether they stand there. A store that
 /// has none yet gets one if nobody else would find out. What was once seen stays, because a race
-/// can be won by luck, unless the doctor was asked to `forget`.
-pub(super) async fn record(driver: Driver<'_>, findings: &Findings, forget: bool) -> Result<bool> {
+/// can be won by luck, unless the doctor was asked to `forget`. A record that cannot be read is an error of
+/// kind `Data`; with `repair` it is replaced by a fresh one, unless somebody else has mended it meanwhile.
+pub(super) async fn record(
+    driver: Driver<'_>,
+    findings: &Findings,
+    forget: bool,
+    repair: bool,
+) -> Result<bool> {
     let key = key();
     for _ in 0..8 {
         let there = retrying!(driver, driver.backend.get(&key, None).await)?;
         let nonce = driver.env.nonce();
+        let mut damaged = false;
         let (mut root, when) = match there {
-            Get::Found(object) => (Root::parse(&object.body)?, When::Matches(object.meta.version)),
+            Get::Found(object) => {
+                let root = match Root::parse(&object.body) {
+                    Err(_) if repair => {
+                        damaged = true;
+                        Root::new(BTreeSet::new(), nonce)
+                    }
+                    root => root?,
+                };
+                (root, When::Matches(object.meta.version))
+            }
             Get::Absent | Get::Unchanged if !findings.only_by_racing => return Ok(false),
             Get::Absent | Get::Unchanged => (Root::new(BTreeSet::new(), nonce), When::Absent),
         };
@@ -107,7 +123,7 @@ pub(super) async fn record(driver: Driver<'_>, findings: &Findings, forget: bool
         }
         noted.limits.extend(findings.limits.iter().cloned());
         noted.unsafe_because = findings.unsafe_because.clone().or(noted.unsafe_because);
-        if noted == root && when != When::Absent {
+        if noted == root && when != When::Absent && !damaged {
             return Ok(true);
         }
         root = Root { nonce: nonce.to_string(), ..noted };

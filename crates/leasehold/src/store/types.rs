@@ -23,6 +23,14 @@ pub struct Meta {
     pub size: u64,
 }
 
+impl Meta {
+    /// Tells this write of the object from another one with the same bytes, which may have the same
+    /// version: unless they came within a second of each other, on a bucket.
+    pub(crate) fn mark(&self) -> String {
+        format!("{}@{}", self.version.as_str(), self.modified.as_micros())
+    }
+}
+
 /// An object: its content and what the store tells of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object {
@@ -100,7 +108,8 @@ impl Unknown {
     }
 }
 
-/// What a power loss may do to a write. Buckets make everything durable.
+/// What a power loss may do to a write. Buckets make everything durable; where requests have to wait, they
+/// are sent `Volatile` ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durability {
     /// On disk before success is reported. Concurrent durable writes share their flushes.
@@ -309,6 +318,8 @@ pub struct Page {
     pub prefixes: Vec<String>,
     /// The store's time of this page.
     pub now: Option<StoreTime>,
+    /// How many files were passed over because no key has their name, or they are none: a directory only.
+    pub unnamed: u64,
 }
 
 impl Page {

@@ -52,6 +52,12 @@ impl FromStr for StoreUrl {
             if let Some(("file" | "memory" | "s3" | "gs" | "az", _)) = text.split_once(':') {
                 return Err(Error::invalid(format!("{text:?} lacks its \"//\"; use {SCHEMES}")));
             }
+            // So is "s3/bucket", which would be made as a directory without a word.
+            if let "memory" | "s3" | "gs" | "az" = text.split('/').next().unwrap_or(text) {
+                return Err(Error::invalid(format!(
+                    "{text:?} lacks its \":\" (write ./{text} if you mean a folder); use {SCHEMES}"
+                )));
+            }
             return Ok(Self::Directory(text.into()));
         };
         let kind = match scheme {

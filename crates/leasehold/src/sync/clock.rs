@@ -156,7 +156,10 @@ impl Backend for BucketTime {
 
     fn reading(&self) -> Option<Reading> {
         match self.ahead.now(&self.env) {
-            Some(store) => Some(Reading { store, at: self.env.clock().boot() }),
+            Some(store) => {
+                let at = self.env.clock().boot();
+                Some(Reading { store, at, unsure: Duration::ZERO })
+            }
             None => self.inner.reading(),
         }
     }

@@ -496,8 +496,8 @@ impl Pair<'_> {
             // Done while we listed.
             return Ok(None);
         };
-        let version = object.meta.version;
-        let theirs = incarnation(unit, &object.body, &version);
+        let theirs = incarnation(unit, &object);
+        let (version, mark) = (object.meta.version.clone(), object.meta.mark());
         if let Unit::Task(id) = unit
             && self.there.is_done_in_bundle(id).await?
         {
@@ -539,7 +539,7 @@ impl Pair<'_> {
             }
             None => {}
         }
-        let body = copy(unit, &object.body, &version);
+        let body = copy(unit, &object.body, &version, &mark);
         let write = Write::when(When::Absent, Proof::Bytes).durability(self.local.durability());
         let key: Key = self.local.keys().part(unit, Part::Work)?;
         if wrote(self.local_store().put(&key, body.into(), write).await?)?.is_some() {
@@ -624,11 +624,9 @@ impl Pair<'_> {
                 down.removed += 1;
             }
             Missing::PushAgain => {
-                if let (Unit::Task(id), Some((body, version))) = (unit, &view.work) {
-                    let task = format::Task {
-                        origin: None,
-                        ..format::Task::parse(body, id, version.as_str())
-                    };
+                if let (Unit::Task(id), Some((body, _))) = (unit, &view.work) {
+                    let task =
+                        format::Task { origin: None, ..format::Task::parse(body, id, &ours) };
                     let keys = self.there.keys();
                     let key = keys.part(unit, Part::Work)?;
                     let write = Write::when(When::Absent, Proof::Bytes);
@@ -662,10 +660,10 @@ fn origin(unit: &Unit, body: &[u8]) -> Option<String> {
 }
 
 /// The work of the bucket as it stands here.
-fn copy(unit: &Unit, body: &[u8], version: &Version) -> Vec<u8> {
+fn copy(unit: &Unit, body: &[u8], version: &Version, mark: &str) -> Vec<u8> {
     match unit {
         Unit::Task(id) => {
-            let task = format::Task::parse(body, id, version.as_str());
+            let task = format::Task::parse(body, id, mark);
             format::Task { origin: Some(version.as_str().to_owned()), ..task }.to_bytes()
         }
         // What is no bundle comes down as it is: whoever claims it makes a dead letter of it.

@@ -231,7 +231,7 @@ impl Pair<'_> {
     pub(super) async fn ask(&self, unit: &Unit, ours: &str) -> Result<Asked> {
         let mut asked = Asked::default();
         let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
-        asked.work = work.map(|object| incarnation(unit, &object.body, &object.meta.version));
+        asked.work = work.map(|object| incarnation(unit, &object));
         // The work is removed after its record is written, so the record is asked for after the work.
         let receipt = self.there.receipt_of(unit).await?;
         asked.receipt = receipt.map(|receipt| receipt.about(ours).to_owned());

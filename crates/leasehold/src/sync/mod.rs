@@ -88,7 +88,7 @@ struct Pair<'a> {
     local: Queue,
     there: Queue,
     outbox: Outbox,
-    /// Whether the last sync up was cut off: what it was about to push may be there, and be done since.
+    /// Whether what is untold may be there all the same, and be done since.
     careful: bool,
     /// Whether it is known that the bucket's queue is the one that this replica was made from.
     checked: tokio::sync::OnceCell<()>,
@@ -122,7 +122,7 @@ impl Replica {
             "this replica was copied, or moved: it is one of its own from now on"
         );
         for name in self.queues().await? {
-            self.note_telling(&name).await?;
+            self.note_telling(&name, 0).await?;
         }
         Ok(())
     }
@@ -173,7 +173,9 @@ impl Replica {
             return Ok(queue);
         }
         let Some(there) = Queue::open(self.bucket(), name).await? else {
-            return Err(Error::invalid(format!("there is no queue {name:?} in the bucket")));
+            let message =
+                format!("there is no queue {name:?} in the bucket (see `leasehold queue ls`)");
+            return Err(Error::new(ErrorKind::NotFound, message));
         };
         if there.settings().mode != Mode::Relaxed {
             let message =
@@ -254,7 +256,8 @@ impl Replica {
         self.change_state(there.name(), note).await
     }
 
-    /// One sync at a time: two would do no harm, but the same work twice.
+    /// One sync at a time: two would do the same work twice, and one might push what is done since the other
+    /// told of it.
     async fn lock(&self) -> Result<Guard> {
         let key = Key::new("sync/sync.lock")?;
         // A holder that died is recognised by its process, and one that is busy with a hundred thousand files
@@ -284,6 +287,12 @@ impl Replica {
         queue::wrote(put).map(drop)
     }
 
+    /// Which boot this is; empty where the system does not say.
+    fn boot_id(&self) -> String {
+        let env = self.local().env();
+        env.host().here(env.clock().boot()).map(|place| place.boot_id).unwrap_or_default()
+    }
+
     async fn pair(&self, name: &str) -> Result<Pair<'_>> {
         let Some(local) = self.queue(name).await? else {
             return Err(Error::invalid(format!("this node has no replica of the queue {name:?}")));
@@ -292,7 +301,8 @@ impl Replica {
         let state = self.state(name).await?;
         let shards = state.shards.unwrap_or(local.keys().shards());
         let settings = QueueSettings { replica: false, shards, ..(*local.settings()).clone() };
-        let (version, careful) = (Version::new(state.settings_version), state.telling);
+        let careful = state.is_careful(&self.boot_id());
+        let version = Version::new(state.settings_version);
         let there = Queue::with(self.bucket(), name, settings, version)?;
         let outbox = Outbox::new(self.local(), name)?;
         let checked = tokio::sync::OnceCell::new();

@@ -115,8 +115,8 @@ impl Replica {
         };
         let settings = local.settings();
         if due.up <= now {
-            let _alone = self.lock().await?;
-            self.up_alone(queue).await?;
+            let alone = self.lock().await?;
+            self.up_alone(queue, &alone).await?;
             // From now, not from when it was due: a machine that slept does not make up for it.
             due.up = self.boot().plus(self.jittered(settings.sync_up));
         }

@@ -25,6 +25,13 @@ pub(super) struct State {
     pub shards: Option<u16>,
     /// Whether a sync up has begun that did not end: what it was about to push may be there.
     pub telling: bool,
+    /// Which one, by its lock's token: one that was stopped for longer than its lock may end after the next
+    /// has begun.
+    pub teller: u64,
+    /// In which boot the last complete sync up ended. What is noted as told need not be on disk when the
+    /// power fails.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub boot_id: String,
     /// When the last complete sync up ended.
     pub up_at: Option<StoreTime>,
     /// When the last complete sync down ended.
@@ -55,6 +62,12 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Whether what is untold here may have been told all the same, and be over: it is to be asked about
+    /// first (FIELD.md row 15).
+    pub fn is_careful(&self, boot_id: &str) -> bool {
+        self.telling || (self.up_at.is_some() && self.boot_id != boot_id)
+    }
+
     /// What strict mode would have paid for at least: a push is a PUT, a claim a PUT and a GET, an ack
     /// or a failure a PUT. Heartbeats and looking for tasks aside.
     fn strict(&self) -> u64 {
@@ -176,13 +189,14 @@ impl Replica {
 
     /// Notes, before the first request, that the bucket is about to be told: what dies from here on may
     /// have pushed something without knowing it.
-    pub(super) async fn note_telling(&self, queue: &str) -> Result<()> {
+    pub(super) async fn note_telling(&self, queue: &str, teller: u64) -> Result<()> {
         loop {
             let (mut state, version) = self.state_with_version(queue).await?;
-            if state.telling {
+            if state.telling && state.teller >= teller {
                 return Ok(());
             }
             state.telling = true;
+            state.teller = teller;
             if self.write_state(queue, &state, version, Durability::Durable).await? {
                 return Ok(());
             }

@@ -4,6 +4,8 @@
 //! and then the entry goes, in the version that was read: whatever happened meanwhile was noted again.
 //! Every step can be repeated, so a crash anywhere is repaired by the next sync.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use futures::StreamExt as _;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::lease::Lease;
@@ -17,10 +19,11 @@ use leasehold_protocol::sync::{self as decide, End, Local, LocalLease, Missing, 
 use serde::Serialize;
 
 use super::{AT_A_TIME, Pair, Replica};
+use crate::lock::Guard;
 use crate::queue::push::{Stored, bundle_of};
 use crate::queue::wrote;
 use crate::store::meter::Usage;
-use crate::store::{List, Write};
+use crate::store::{List, Object, Write};
 use crate::{Error, Result, StoreTime};
 
 /// Stands for no state of a task: it is to be looked at.
@@ -54,6 +57,9 @@ pub struct Up {
     /// Pushes in the versions that they got, for the next sync down.
     #[serde(skip)]
     pub(super) seen: Vec<(u128, u64)>,
+    /// Something stays untold that may have been told by a sync that was cut off.
+    #[serde(skip)]
+    unsure: bool,
 }
 
 impl Up {
@@ -69,6 +75,7 @@ impl Up {
         self.left += other.left;
         self.troubled += other.troubled;
         self.seen.extend(other.seen);
+        self.unsure |= other.unsure;
     }
 }
 
@@ -95,15 +102,15 @@ impl View {
 impl Replica {
     /// Tells the bucket what happened here since. No request where nothing did.
     pub async fn up(&self, queue: &str) -> Result<Up> {
-        let _alone = self.lock().await?;
-        self.up_alone(queue).await
+        let alone = self.lock().await?;
+        self.up_alone(queue, &alone).await
     }
 
-    pub(super) async fn up_alone(&self, queue: &str) -> Result<Up> {
+    pub(super) async fn up_alone(&self, queue: &str, alone: &Guard) -> Result<Up> {
         let before = self.bucket().usage();
         let pair = self.pair(queue).await?;
         let mut up = Up::default();
-        let told = self.tell_all(&pair, &mut up).await;
+        let told = self.tell_all(&pair, alone, &mut up).await;
         up.usage = self.bucket().usage().since(&before);
         // What was pushed need not be compared with what was pushed.
         let seen = std::mem::take(&mut up.seen);
@@ -115,11 +122,13 @@ impl Replica {
             self.learn_time().await?;
         }
         let at = self.local().now().await?;
-        let all = told.is_ok();
+        let (all, sure, boot_id) = (told.is_ok(), !up.unsure, self.boot_id());
         self.change_state(queue, |state| {
             state.add_up(&up);
             if all {
-                state.telling = false;
+                // Else the next sync is careful, too: so where a later one has begun, which may be cut off.
+                state.telling &= !sure || state.teller > alone.token();
+                state.boot_id.clone_from(&boot_id);
                 state.up_at = Some(at);
             }
         })
@@ -127,15 +136,21 @@ impl Replica {
         told.map(|()| up)
     }
 
-    async fn tell_all(&self, pair: &Pair<'_>, up: &mut Up) -> Result<()> {
+    async fn tell_all(&self, pair: &Pair<'_>, alone: &Guard, up: &mut Up) -> Result<()> {
         let keys = pair.outbox.keys();
         for part in keys.outbox_parts() {
-            self.tell_part(pair, part, up).await?;
+            self.tell_part(pair, alone, part, up).await?;
         }
         Ok(())
     }
 
-    async fn tell_part(&self, pair: &Pair<'_>, part: String, up: &mut Up) -> Result<()> {
+    async fn tell_part(
+        &self,
+        pair: &Pair<'_>,
+        alone: &Guard,
+        part: String,
+        up: &mut Up,
+    ) -> Result<()> {
         let keys = pair.outbox.keys();
         let mut listing = self.local().list(List::prefix(part)?);
         while let Some(page) = listing.next_page().await? {
@@ -143,27 +158,47 @@ impl Replica {
             let units: Vec<Unit> =
                 entries.filter_map(|entry| keys.parse_entry(entry.key.as_str())).collect();
             if !units.is_empty() {
-                self.note_telling(pair.local.name()).await?;
+                self.note_telling(pair.local.name(), alone.token()).await?;
             }
-            let tellings = units.into_iter().map(|unit| pair.tell_or_warn(unit));
+            let failed = AtomicBool::new(false);
+            let tellings = units.into_iter().map(|unit| pair.tell_in_turn(unit, alone, &failed));
             let mut tellings = futures::stream::iter(tellings).buffer_unordered(AT_A_TIME);
-            // What is under way when one fails is dropped: as good as a crash, and as harmless.
+            let mut all = Ok(());
+            // What is under way when one fails is waited for: a push that is given up on may land after the
+            // next sync told that it is done.
             while let Some(told) = tellings.next().await {
-                up.add(told?);
+                match told {
+                    Ok(told) => up.add(told),
+                    Err(error) => all = all.and(Err(error)),
+                }
             }
+            all?;
         }
         Ok(())
     }
 }
 
 impl Pair<'_> {
+    /// Unless one has failed: then nothing more is begun.
+    async fn tell_in_turn(&self, unit: Unit, alone: &Guard, failed: &AtomicBool) -> Result<Up> {
+        if failed.load(Relaxed) {
+            return Ok(Up::default());
+        }
+        let told = match alone.check() {
+            Ok(()) => self.tell_or_warn(unit).await,
+            Err(lost) => Err(lost),
+        };
+        failed.fetch_or(told.is_err(), Relaxed);
+        told
+    }
+
     /// One entry that cannot be told of must not keep the others from it, unless it is the bucket that
     /// does not answer.
     async fn tell_or_warn(&self, unit: Unit) -> Result<Up> {
         match self.tell(&unit).await {
             Err(error) if error.is_about_data() => {
                 tracing::warn!(unit = unit.name(), %error, "the bucket cannot be told of this");
-                Ok(Up { left: 1, troubled: 1, ..Up::default() })
+                Ok(Up { left: 1, troubled: 1, unsure: true, ..Up::default() })
             }
             told => told,
         }
@@ -176,11 +211,9 @@ impl Pair<'_> {
             (Some(time), Unit::Task(id)) => store.get(&keys.scheduled_at(time, id)?).await?,
             _ => None,
         };
-        let scheduled =
-            scheduled.map(|object| incarnation(unit, &object.body, &object.meta.version));
+        let scheduled = scheduled.map(|object| incarnation(unit, &object));
         let work = store.get(&keys.part(unit, Part::Work)?).await?;
-        let incarnation =
-            work.as_ref().map(|object| incarnation(unit, &object.body, &object.meta.version));
+        let incarnation = work.as_ref().map(|object| incarnation(unit, object));
         let desk = self.local.desk(unit, &self.replica.node)?;
         let seen = desk.look().await?;
         let lease = match &seen {
@@ -232,18 +265,19 @@ impl Pair<'_> {
         view.entry = Some(version);
         if decide::owes_letter(&entry, &view.local) {
             let untold = entry.untold;
-            self.tell_dead(unit, &mut entry, &mut view, &mut up).await?;
+            if self.tell_dead(unit, &mut entry, &mut view, &mut up).await? {
+                entry.earlier.clear();
+            }
             // That was about the earlier push.
             entry.untold = untold;
-            entry.earlier.clear();
             view.local.letter = None;
         }
         if decide::owes_receipt(&entry, &view.local) {
             let untold = entry.untold;
-            self.tell_done(unit, &mut entry, &mut view, &mut up).await?;
+            let told = self.tell_done(unit, &mut entry, &mut view, &mut up).await?;
             // That was about the earlier push.
             entry.untold = untold;
-            entry.earlier.retain(|earlier| Some(earlier) != view.local.receipt.as_ref());
+            entry.earlier.retain(|earlier| !told || Some(earlier) != view.local.receipt.as_ref());
         }
         let mut tale = decide::tell(&entry, &view.local);
         let mut owed = false;
@@ -265,8 +299,12 @@ impl Pair<'_> {
             }
         }
         match tale.end {
-            Some(End::Done) => self.tell_done(unit, &mut entry, &mut view, &mut up).await?,
-            Some(End::Dead) => self.tell_dead(unit, &mut entry, &mut view, &mut up).await?,
+            Some(End::Done) => {
+                self.tell_done(unit, &mut entry, &mut view, &mut up).await?;
+            }
+            Some(End::Dead) => {
+                self.tell_dead(unit, &mut entry, &mut view, &mut up).await?;
+            }
             None => {}
         }
         if tale.push && !self.tell_push(unit, &mut entry, &mut view, &mut up).await? {
@@ -306,6 +344,8 @@ impl Pair<'_> {
             self.outbox.note_told(unit, &before, &entry).await?;
         }
         up.left += u64::from(!settled || !written);
+        // As when it was promoted while we looked: whether it was there before is to be asked again.
+        up.unsure |= self.careful && entry.untold;
         Ok(up)
     }
 
@@ -314,10 +354,10 @@ impl Pair<'_> {
     /// announced it, and no task of this name would come down meanwhile. `false` if something was noted
     /// since: then nothing is to be removed, and the next sync tells of all.
     pub(super) async fn note_shown(&self, unit: &Unit, view: &mut View) -> Result<bool> {
-        let Some(entry) = view.shown.take() else { return Ok(true) };
-        if let Some(version) = view.entry.take() {
-            view.entry = self.outbox.rewrite(unit, &entry, version).await?;
-        }
+        let Some(entry) = &view.shown else { return Ok(true) };
+        // It was refused before.
+        let Some(version) = view.entry.take() else { return Ok(false) };
+        view.entry = self.outbox.rewrite(unit, entry, version).await?;
         Ok(view.entry.is_some())
     }
 
@@ -341,18 +381,20 @@ impl Pair<'_> {
         Ok((Up { left: 0, ..up }, all))
     }
 
+    /// Says whether all of it was told: else something was noted meanwhile, and the next sync does the rest.
     async fn tell_done(
         &self,
         unit: &Unit,
         entry: &mut Entry,
         view: &mut View,
         up: &mut Up,
-    ) -> Result<()> {
-        let Some((receipt, version)) = view.receipt.clone() else { return Ok(()) };
+    ) -> Result<bool> {
+        let Some((receipt, version)) = view.receipt.clone() else { return Ok(true) };
         if receipt.copied {
             // It was done elsewhere, and the bucket may have forgotten that since.
             self.clean_up(unit, entry, &receipt.incarnation).await?;
-            return self.clean_up_here(unit, view, &receipt.incarnation).await;
+            self.clean_up_here(unit, view, &receipt.incarnation).await?;
+            return Ok(true);
         }
         up.retries += u64::from(receipt.retries);
         // A name that was chosen here may have been chosen elsewhere: then that push counts, and ours was
@@ -361,25 +403,27 @@ impl Pair<'_> {
             && entry.chosen
             && self.is_pushed_by_others(unit, &receipt.incarnation).await?
         {
-            if self.note_shown(unit, view).await? {
-                self.count_duplicate(unit, &receipt, up).await?;
-                self.local.delete_work(&self.local.keys().receipt(unit)?, &version).await?;
-                entry.untold = false;
+            if !self.note_shown(unit, view).await? {
+                return Ok(false);
             }
-            return Ok(());
+            self.count_duplicate(unit, &receipt, up).await?;
+            self.local.delete_work(&self.local.keys().receipt(unit)?, &version).await?;
+            entry.untold = false;
+            return Ok(true);
         }
         match self.there.record_receipt(unit, &receipt, Proof::Bytes).await? {
             None => up.completed += 1,
             Some(theirs) => {
                 if !self.note_shown(unit, view).await? {
-                    return Ok(());
+                    return Ok(false);
                 }
                 self.count_duplicate(unit, &receipt, up).await?;
                 self.take_receipt(unit, &theirs, Some(version)).await?;
             }
         }
         self.clean_up(unit, entry, &receipt.incarnation).await?;
-        self.clean_up_here(unit, view, &receipt.incarnation).await
+        self.clean_up_here(unit, view, &receipt.incarnation).await?;
+        Ok(true)
     }
 
     /// Once it is certain that this is told of for the last time, or one that is old by then would be
@@ -403,34 +447,39 @@ impl Pair<'_> {
             }
         }
         let work = self.bucket().get(&self.there.keys().part(unit, Part::Work)?).await?;
-        Ok(work.is_some_and(|object| incarnation(unit, &object.body, &object.meta.version) != ours))
+        Ok(work.is_some_and(|object| incarnation(unit, &object) != ours))
     }
 
+    /// Says whether all of it was told, as [`Self::tell_done`].
     async fn tell_dead(
         &self,
         unit: &Unit,
         entry: &mut Entry,
         view: &mut View,
         up: &mut Up,
-    ) -> Result<()> {
-        let Some((letter, version)) = view.letter.clone() else { return Ok(()) };
+    ) -> Result<bool> {
+        let Some((letter, version)) = view.letter.clone() else { return Ok(true) };
         let incarnation = letter.task.incarnation.clone();
         up.retries += u64::from((letter.failures + letter.crashes).saturating_sub(1));
         match self.there.receipt_of(unit).await? {
             // A receipt beats a dead letter.
             Some(theirs) if theirs.is_about(&incarnation) => {
+                if !self.note_shown(unit, view).await? {
+                    return Ok(false);
+                }
                 self.take_receipt(unit, &theirs, None).await?;
                 let key = self.local.keys().dead_letter(&letter.task.id)?;
                 self.local.delete_work(&key, &version).await?;
             }
             _ => {
                 let task = format::Task { origin: None, ..letter.task };
-                self.there.write_dead_letter(DeadLetter { task, ..letter }).await?;
+                self.there.write_dead_letter(DeadLetter { task, ..letter }, None).await?;
                 up.given_up += 1;
             }
         }
         self.clean_up(unit, entry, &incarnation).await?;
-        self.clean_up_here(unit, view, &incarnation).await
+        self.clean_up_here(unit, view, &incarnation).await?;
+        Ok(true)
     }
 
     /// The bucket's work, then its lease, in that order: the record is there.
@@ -440,7 +489,7 @@ impl Pair<'_> {
             Some(origin) if entry.incarnation == ours => Some(Version::new(origin.as_str())),
             // Pushed here: in which version it stands there was not kept.
             _ => self.bucket().get(&key).await?.and_then(|object| {
-                let same = incarnation(unit, &object.body, &object.meta.version) == ours;
+                let same = incarnation(unit, &object) == ours;
                 same.then_some(object.meta.version)
             }),
         };
@@ -495,8 +544,8 @@ impl Pair<'_> {
         }
         let key = self.there.keys().part(unit, Part::Work)?;
         let Some(object) = self.bucket().get(&key).await? else { return Ok(()) };
+        let task = format::Task::parse(&object.body, id, &object.meta.mark());
         let version = object.meta.version;
-        let task = format::Task::parse(&object.body, id, version.as_str());
         if task.incarnation != entry.incarnation {
             return Ok(());
         }
@@ -548,9 +597,10 @@ impl Pair<'_> {
             return Ok(true);
         }
         self.checked.get_or_try_init(|| self.check_queue()).await?;
-        // The last sync up was cut off: this may have been there, and be over (FIELD.md row 15).
+        // This may have been there, and be over (FIELD.md row 15).
+        let ours = view.local.work.clone().or(view.local.scheduled.clone());
         if (self.careful || left)
-            && let Some(ours) = view.local.work.clone().or(view.local.scheduled.clone())
+            && let Some(ours) = ours.clone()
         {
             let what = decide::missing(&ours, &self.ask(unit, &ours).await?);
             if matches!(what, Missing::Done | Missing::Dead) {
@@ -569,19 +619,17 @@ impl Pair<'_> {
                     }
                     _ => None,
                 };
-                let (key, body, version) = match (&view.work, &scheduled) {
-                    (Some((body, version)), _) => {
-                        (keys.part(unit, Part::Work)?, &body[..], version)
-                    }
+                let (key, body) = match (&view.work, &scheduled) {
+                    (Some((body, _)), _) => (keys.part(unit, Part::Work)?, &body[..]),
                     (None, Some((time, object))) => {
-                        (keys.scheduled_at(*time, id)?, &object.body[..], &object.meta.version)
+                        (keys.scheduled_at(*time, id)?, &object.body[..])
                     }
                     // Promoted while we looked: told of next time.
                     (None, None) => return Ok(true),
                 };
                 let task = format::Task {
                     origin: None,
-                    ..format::Task::parse(body, id, version.as_str())
+                    ..format::Task::parse(body, id, ours.as_deref().unwrap_or_default())
                 };
                 // One that left a bundle must not be seen as free before its time.
                 if let (LocalLease::Released(history), Some(lease)) =
@@ -642,7 +690,7 @@ impl Pair<'_> {
         let (Unit::Task(id), Some(time)) = (unit, entry.scheduled) else { return Ok(()) };
         let here = self.local_store().get(&self.local.keys().scheduled_at(time, id)?).await?;
         let Some(object) = here else { return Ok(()) };
-        let task = format::Task::parse(&object.body, id, object.meta.version.as_str());
+        let task = format::Task::parse(&object.body, id, &object.meta.mark());
         let (key, receipt) =
             (self.there.keys().scheduled_at(time, id)?, self.there.keys().receipt(unit)?);
         // Done before: it gives way here, too, once its time has come.
@@ -661,11 +709,13 @@ fn is_copy(unit: &Unit, view: &View) -> bool {
     }
 }
 
-/// Which push of a task or bundle these bytes are.
-pub(super) fn incarnation(unit: &Unit, body: &[u8], version: &Version) -> String {
+/// Which push of a task or bundle this is.
+pub(super) fn incarnation(unit: &Unit, object: &Object) -> String {
+    let mark = object.meta.mark();
     match unit {
-        Unit::Task(id) => format::Task::parse(body, id, version.as_str()).incarnation,
-        Unit::Bundle(id, _) => format::Bundle::parse(body, id)
-            .map_or_else(|_| version.as_str().to_owned(), |bundle| bundle.incarnation),
+        Unit::Task(id) => format::Task::parse(&object.body, id, &mark).incarnation,
+        Unit::Bundle(id, _) => {
+            format::Bundle::parse(&object.body, id).map_or(mark, |bundle| bundle.incarnation)
+        }
     }
 }

@@ -98,6 +98,49 @@ fn journals_of_the_dead_are_put_away_with_the_next_flush_of_everything() {
     assert_eq!(segments(dir.path()), [named(".kept.log")]);
 }
 
+/// A process that was stopped while it raised the floor has its lock, perhaps for hours.
+#[test]
+fn durable_writes_go_on_and_are_durable_while_another_has_the_floor() {
+    const TASKS: usize = 16;
+    let dir = TempDir::new().unwrap();
+    let store = open(dir.path());
+    let runtime = runtime();
+    runtime.block_on(keep_journal(&store));
+    let floor = std::fs::File::options().write(true).open(log(dir.path()).join("floor")).unwrap();
+    floor.lock().unwrap();
+    let name = |task: usize, n: usize| format!("folder-{task}/{n}");
+    let body = |task: usize, n: usize| format!("{task} {n}\n").repeat(60_000 / 6);
+    let journal = runtime.block_on(async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for task in 0..TASKS {
+            let store = store.clone();
+            tasks.spawn(async move {
+                // More than all segments that may wait have room for.
+                for n in 0..40 {
+                    put(&store, &name(task, n), &body(task, n), When::Absent).await;
+                }
+            });
+        }
+        let all = tokio::time::timeout(Duration::from_secs(120), tasks.join_all());
+        all.await.expect("durable writes wait for the floor");
+        snapshot(dir.path())
+    });
+    assert!(journal.iter().any(|(_, bytes)| bytes.len() > 8 << 20), "segments grow meanwhile");
+    drop(floor);
+    drop(store);
+    assert!(!log(dir.path()).exists(), "a clean end leaves no journal");
+    for task in 0..TASKS {
+        std::fs::remove_dir_all(dir.path().join(format!("folder-{task}"))).unwrap();
+    }
+    lose_power(dir.path(), journal);
+    for task in 0..TASKS {
+        for n in [0, 20, 39] {
+            let found = read_one(dir.path(), &name(task, n));
+            assert!(found == Some(body(task, n)), "{}", name(task, n));
+        }
+    }
+}
+
 /// A container may be told another boot id than its host.
 #[test]
 fn a_locked_segment_is_of_now_whatever_it_says() {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::ErrorKind;
 use leasehold::queue::{Acked, NewTask, Outcome, Queue, QueueSettings, Worker, WorkerSettings};
+use leasehold::{ErrorKind, Write};
 use serde::{Deserialize, Serialize};
 
 use super::*;
@@ -286,5 +286,76 @@ async fn large_payloads_go_through() {
         let task = next(&worker).await;
         assert_eq!(task.text(), text);
         task.ack().await.unwrap();
+    }
+}
+
+/// What another client pushes again, with the same name and the same bytes, is another task: neither the
+/// receipt of the first nor a failed attempt in between makes it go.
+#[tokio::test]
+async fn what_another_client_pushes_again_is_done_again() {
+    for place in everywhere("again") {
+        let queue = queue(&place).await;
+        let work = key("queues/q/pending/t/task.json");
+        for round in 0..2 {
+            let _ = place.store.put(&work, "{\"day\":1}".into(), Write::any()).await.unwrap();
+            queue.sweep().await.unwrap();
+            let worker = queue.worker("w");
+            next(&worker).await.nack("not yet", Some(Duration::ZERO)).await.unwrap();
+            let acked = next(&worker).await.ack_text(&format!("round {round}")).await.unwrap();
+            assert_eq!(acked, Acked::First, "{}, round {round}", place.name);
+            let receipt = queue.receipt("t").await.unwrap().unwrap();
+            assert!(receipt.result.unwrap().get().contains(&format!("round {round}")));
+            // A bucket tells whole seconds.
+            tokio::time::sleep(Duration::from_millis(1100)).await;
+        }
+    }
+}
+
+/// A delayed push that was answered "new" is done, whatever receipt of its name stands when its time comes.
+#[tokio::test]
+async fn a_task_may_schedule_itself_again() {
+    for place in everywhere("nightly") {
+        let queue = queue(&place).await;
+        let worker = queue.worker("w");
+        let nightly = |delay| NewTask::text("x").id("nightly").delay(delay);
+        queue.push(nightly(Duration::ZERO)).await.unwrap();
+        let task = next(&worker).await;
+        let pushed = queue.push(nightly(Duration::from_millis(1500))).await.unwrap();
+        assert_eq!(pushed.outcome, Outcome::New, "{}", place.name);
+        assert_eq!(task.ack().await.unwrap(), Acked::First, "{}", place.name);
+        assert_eq!(next(&worker).await.ack().await.unwrap(), Acked::First, "{}", place.name);
+        // From now on the name is done.
+        let pushed = queue.push(nightly(Duration::from_millis(1500))).await.unwrap();
+        assert_eq!(pushed.outcome, Outcome::AlreadyCompleted, "{}", place.name);
+    }
+}
+
+/// Tasks of other clients have no other mark than their bytes, and these may be equal: under several names,
+/// or under the same once more.
+#[tokio::test]
+async fn equal_tasks_of_other_clients_are_all_done() {
+    for place in everywhere("equal") {
+        let settings = QueueSettings { receipts: false, ..quick() };
+        let queue = Queue::create(&place.store, "q", settings).await.unwrap();
+        let put = async |id: &str| {
+            let key = key(&format!("queues/q/pending/{id}/task.json"));
+            let body = "{\"url\":\"x\"}".into();
+            let _ = place.store.put(&key, body, Write::any()).await.unwrap();
+        };
+        for id in ["a", "b", "c"] {
+            put(id).await;
+        }
+        let worker = queue.worker("w");
+        let mut done = Vec::new();
+        for n in 0..4 {
+            let task = next(&worker).await;
+            done.push(task.id().to_owned());
+            task.ack().await.unwrap();
+            if n == 2 {
+                put("a").await;
+            }
+        }
+        done[..3].sort();
+        assert_eq!(done, ["a", "b", "c", "a"], "{}", place.name);
     }
 }

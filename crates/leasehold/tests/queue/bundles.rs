@@ -143,6 +143,28 @@ async fn a_damaged_bundle_becomes_a_dead_letter_and_is_kept() {
     assert!(worker.next().await.unwrap().is_none());
     let letter = queue.dead_letter("01ARZ3NDEKTSV4RRFFQ69G5FAV-3").await.unwrap().unwrap();
     assert_eq!(letter.task.payload.get(), r#""{\"half\":""#);
+    // Its bytes are no task, and are not run as one.
+    let refused = queue.retry("01ARZ3NDEKTSV4RRFFQ69G5FAV-3").await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Data);
+    assert_eq!(left(&place.store).await, ["queues/q/failed/01ARZ3NDEKTSV4RRFFQ69G5FAV-3.json"]);
+}
+
+#[tokio::test]
+async fn payloads_on_many_lines_are_tasks_like_others() {
+    let place = memory();
+    let queue = queue(&place).await;
+    let pretty = "{\n  \"a\": 1,\r\n  \"b\": \"x\\ny\"\n}";
+    let raw = |text: &str| NewTask::raw(serde_json::from_str(text).unwrap());
+    queue.push_bundle(vec![raw(pretty), raw("{\"c\":2}")]).await.unwrap();
+    let worker = until_empty(&queue, "w");
+    let mut seen = Vec::new();
+    while let Some(task) = worker.next().await.unwrap() {
+        seen.push(task.json::<serde_json::Value>().unwrap());
+        task.ack().await.unwrap();
+    }
+    let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    assert_eq!(seen, [value(pretty), value("{\"c\":2}")]);
+    assert!(queue.failed_ids().await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -394,4 +416,142 @@ async fn a_task_that_leaves_after_its_bundle_is_done_is_not_done_again() {
             assert!(queue.dead_letter(&names[1]).await.unwrap().is_none());
         }
     }
+}
+
+/// What left before the crash is not done again, and is found by a few lists.
+#[tokio::test]
+async fn who_goes_on_after_a_crash_asks_little() {
+    for shards in [1, 4] {
+        let place = memory();
+        let settings = QueueSettings { shards, ..quick() };
+        let queue = Queue::create(&place.store, "q", settings).await.unwrap();
+        bundle(&queue, 100).await;
+        let worker = queue.worker("w");
+        let mut left_it = BTreeSet::new();
+        for n in 0..13 {
+            let task = next(&worker).await;
+            let name = task.id().to_owned();
+            match n {
+                // A task of its own, and a dead letter.
+                1 => drop(task.nack("later", Some(Duration::from_secs(60))).await.unwrap()),
+                11 => task.fail("never").await.unwrap(),
+                _ => task.ack().await.unwrap().eq(&Acked::First).then_some(()).unwrap(),
+            }
+            if [1, 11].contains(&n) {
+                left_it.insert(name);
+            }
+        }
+        worker.drain().await.unwrap();
+        // As if its worker had died before it could write down what had left.
+        let keys = left(&place.store).await;
+        let lease =
+            keys.iter().find(|key| key.contains("/bundles/") && key.ends_with("lease.json"));
+        let lease = key(lease.unwrap());
+        let body = place.store.get(&lease).await.unwrap().unwrap().body;
+        let mut record: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        record["crashes"] = 1.into();
+        record.as_object_mut().unwrap().remove("done");
+        let body = serde_json::to_vec(&record).unwrap();
+        let put = place.store.put(&lease, body.into(), leasehold::Write::any()).await.unwrap();
+        assert!(matches!(put, leasehold::Put::Stored(_)));
+        let heir = queue.worker("heir");
+        let before = place.store.usage();
+        let first = next(&heir).await;
+        let used = place.store.usage().since(&before);
+        assert!(used.head < 10 && used.list < 8 + 4 * u64::from(shards), "{used:?}");
+        let mut names = BTreeSet::from([first.id().to_owned()]);
+        first.ack().await.unwrap();
+        for _ in 0..97 {
+            let task = next(&heir).await;
+            names.insert(task.id().to_owned());
+            task.ack().await.unwrap();
+        }
+        assert_eq!((names.len(), names.intersection(&left_it).count()), (98, 0));
+    }
+}
+
+/// A bundle that somebody else has by now is no reason for a drain to fail.
+#[tokio::test]
+async fn a_drain_of_what_was_lost_is_no_error() {
+    let place = memory();
+    let queue = queue(&place).await;
+    bundle(&queue, 3).await;
+    let worker = queue.worker("w");
+    next(&worker).await.ack().await.unwrap();
+    let keys = left(&place.store).await;
+    let lease = key(keys.iter().find(|key| key.ends_with("lease.json")).unwrap());
+    let other = r#"{"worker_id":"other","ttl_ms":60000}"#;
+    let put = place.store.put(&lease, other.into(), leasehold::Write::any()).await.unwrap();
+    assert!(matches!(put, leasehold::Put::Stored(_)));
+    worker.drain().await.unwrap();
+    assert!(worker.next().await.unwrap().is_none());
+}
+
+/// What came out is what went in, also of a hand-over: numbers that are too long for us, too.
+#[tokio::test]
+async fn results_survive_a_hand_over_as_they_are() {
+    let place = memory();
+    let queue = queue(&place).await;
+    bundle(&queue, 3).await;
+    let odd = r#"{"id":123456789012345678901234,"a":1e400}"#;
+    let raw = |text: &str| serde_json::from_str::<leasehold::queue::Json>(text).unwrap();
+    let worker = queue.worker("w");
+    next(&worker).await.ack_json(&raw(odd)).await.unwrap();
+    next(&worker).await.ack_json(&raw("\"5\"")).await.unwrap();
+    worker.drain().await.unwrap();
+    next(&queue.worker("heir")).await.ack_json(&raw("5")).await.unwrap();
+    let kept = left(&place.store).await;
+    let receipt = place.store.get(&key(&kept[0])).await.unwrap().unwrap();
+    let receipt = leasehold::queue::Receipt::parse(&receipt.body).unwrap();
+    let results: Vec<String> =
+        receipt.results.unwrap().iter().map(|it| it.as_ref().unwrap().get().to_owned()).collect();
+    assert_eq!(results, [odd, "\"5\"", "5"]);
+}
+
+/// What earlier versions wrote into leases is read.
+#[tokio::test]
+async fn results_of_earlier_versions_are_kept() {
+    let place = memory();
+    let queue = queue(&place).await;
+    bundle(&queue, 2).await;
+    let worker = queue.worker("w");
+    next(&worker).await.ack_text("x").await.unwrap();
+    worker.drain().await.unwrap();
+    let keys = left(&place.store).await;
+    let lease = key(keys.iter().find(|key| key.ends_with("lease.json")).unwrap());
+    let body = place.store.get(&lease).await.unwrap().unwrap().body;
+    let mut record: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(record["result_texts"], serde_json::json!([[0, "\"x\""]]));
+    record.as_object_mut().unwrap().remove("result_texts");
+    record["results"] = serde_json::json!([[0, { "old": 1 }]]);
+    let body = serde_json::to_vec(&record).unwrap();
+    let put = place.store.put(&lease, body.into(), leasehold::Write::any()).await.unwrap();
+    assert!(matches!(put, leasehold::Put::Stored(_)));
+    next(&queue.worker("heir")).await.ack().await.unwrap();
+    let kept = left(&place.store).await;
+    let receipt = place.store.get(&key(&kept[0])).await.unwrap().unwrap();
+    let receipt = leasehold::queue::Receipt::parse(&receipt.body).unwrap();
+    let results = receipt.results.unwrap();
+    assert_eq!(results[0].as_ref().unwrap().get(), r#"{"old":1}"#);
+    assert!(results[1].is_none());
+}
+
+#[tokio::test]
+async fn results_of_a_bundle_have_a_limit() {
+    let place = memory();
+    let queue = queue(&place).await;
+    bundle(&queue, 12).await;
+    let worker = queue.worker("w");
+    for _ in 0..12 {
+        next(&worker).await.ack_text(&"r".repeat(1 << 20)).await.unwrap();
+    }
+    let kept = left(&place.store).await;
+    let receipt = place.store.get(&key(&kept[0])).await.unwrap().unwrap();
+    assert!(receipt.body.len() < 9 << 20);
+    let receipt = leasehold::queue::Receipt::parse(&receipt.body).unwrap();
+    let results = receipt.results.unwrap();
+    let cut = |result: &&Option<leasehold::queue::Json>| {
+        result.as_ref().unwrap().get() == r#"{"too_long":1048578}"#
+    };
+    assert_eq!((results.len(), results.iter().filter(cut).count()), (12, 5));
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold::Write;
 use leasehold::queue::{Acked, NewTask, Queue, QueueSettings};
 
 use super::*;
@@ -160,6 +161,31 @@ async fn receipts_are_swept_after_their_time_and_the_id_is_free_again() {
     assert_eq!(drain(&queue, "w").await, ["x"]);
 }
 
+/// Runs of a few minutes each leave no more and more receipts: whoever makes some removes old ones.
+#[tokio::test]
+async fn short_runs_sweep_too() {
+    let place = directory();
+    let settings = QueueSettings { retention: Duration::from_secs(3600), ..quick() };
+    let queue = Queue::create(&place.store, "q", settings).await.unwrap();
+    queue.push_many((0..1500).map(|n| NewTask::text(&n.to_string()))).await.unwrap();
+    drain(&queue, "w").await;
+    let folder = std::path::Path::new(&place.store.url()).join("queues/q/completed");
+    let receipts = || std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
+    let receipts = || receipts().filter(|file| file.extension().is_some_and(|it| it == "json"));
+    assert_eq!(receipts().count(), 1500);
+    let old = std::time::SystemTime::now() - Duration::from_secs(4000);
+    receipts().for_each(|file| std::fs::File::open(file).unwrap().set_modified(old).unwrap());
+    // An idle one has nothing to do with it.
+    drain(&queue, "w").await;
+    assert_eq!(receipts().count(), 1500);
+    // At least a page, and twice as many as it makes.
+    for (made, kept) in [(3, 503), (2, 5)] {
+        queue.push_many((0..made).map(|n| NewTask::text(&n.to_string()))).await.unwrap();
+        assert_eq!(drain(&queue, "w").await.len(), made);
+        assert_eq!(receipts().count(), kept);
+    }
+}
+
 #[tokio::test]
 async fn without_receipts_nothing_is_left() {
     for place in everywhere("without") {
@@ -237,4 +263,51 @@ async fn a_dead_letter_of_a_later_push_stays() {
         assert_eq!(queue.sweep().await.unwrap().letters, 0);
         assert!(queue.retry("x").await.unwrap(), "{}", place.name);
     }
+}
+
+/// The clock was set back between two pushes of a name: the dead letter of the second takes the place of the
+/// first's all the same, or its payload would be nowhere.
+#[tokio::test]
+async fn a_push_by_a_clock_that_was_set_back_leaves_its_own_dead_letter() {
+    // A bucket has one clock.
+    for place in [memory(), directory()] {
+        let queue = queue(&place).await;
+        let worker = queue.worker("w");
+        let letter = key("queues/q/failed/t.json");
+        for payload in ["old", "new"] {
+            queue.push(NewTask::text(payload).id("t")).await.unwrap();
+            next(&worker).await.fail("broken").await.unwrap();
+            let there = place.store.get(&letter).await.unwrap().unwrap();
+            let mut there: serde_json::Value = serde_json::from_slice(&there.body).unwrap();
+            assert_eq!(there["payload"], payload, "{}", place.name);
+            // As if that had been pushed by a clock far ahead.
+            there["pushed_at"] = "2099-01-01T00:00:00Z".into();
+            let _ = place.store.put(&letter, there.to_string().into(), Write::any()).await.unwrap();
+        }
+    }
+}
+
+/// A retry must not throw a dead letter away because something else has its name.
+#[tokio::test]
+async fn a_retry_keeps_the_letter_while_another_task_has_its_name() {
+    let place = memory();
+    let queue = queue(&place).await;
+    push(&queue, "t").await;
+    next(&queue.worker("w")).await.fail("no").await.unwrap();
+    queue.push(NewTask::text("something else").id("t")).await.unwrap();
+    assert_eq!(queue.retry("t").await.unwrap_err().kind(), leasehold::ErrorKind::Held);
+    assert_eq!(queue.failed_ids().await.unwrap(), ["t"]);
+    assert_eq!(queue.find("t").await.unwrap().unwrap().0.text(), "something else");
+}
+
+#[tokio::test]
+async fn a_task_that_waits_for_its_time_is_found() {
+    let place = memory();
+    let queue = queue(&place).await;
+    let later = NewTask::text("x").id("later").delay(Duration::from_secs(3600));
+    queue.push(later).await.unwrap();
+    let (task, time) = queue.find_scheduled("later").await.unwrap().unwrap();
+    assert_eq!(task.text(), "x");
+    assert!(time > task.pushed_at.unwrap());
+    assert!(queue.find_scheduled("never").await.unwrap().is_none());
 }

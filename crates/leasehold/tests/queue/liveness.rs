@@ -229,3 +229,87 @@ async fn a_reaper_takes_only_what_is_over() {
         held.ack().await.unwrap();
     }
 }
+
+/// Whoever pushed it did not allow others to claim it: that is told, but keeps nobody from the rest.
+#[tokio::test]
+async fn a_task_that_may_not_be_claimed_stops_nobody() {
+    let memory = Arc::new(Memory::new(Env::system()));
+    let faulty = Arc::new(Faulty::writes(memory, []));
+    let store = over(faulty.clone());
+    let queue = Queue::create(&store, "q", quick()).await.unwrap();
+    for id in ["a", "b", "c", "d", "e"] {
+        push(&queue, id).await;
+    }
+    faulty.deny_writes_of("/pending/a/");
+    let worker = until_empty(&queue, "w");
+    let mut done = Vec::new();
+    let ended = loop {
+        match worker.next().await {
+            Ok(Some(task)) => {
+                done.push(task.id().to_owned());
+                task.ack().await.unwrap();
+            }
+            ended => break ended,
+        }
+    };
+    done.sort();
+    assert_eq!(done, ["b", "c", "d", "e"]);
+    let error = ended.expect_err("something is left");
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().starts_with("queues/q/pending/a/lease.json"), "{error}");
+    // Who has done something waits for more, and costs no more than with an empty queue.
+    push(&queue, "f").await;
+    let worker = queue.worker("w");
+    next(&worker).await.ack().await.unwrap();
+    let before = store.usage();
+    let idle = tokio::time::timeout(Duration::from_secs(2), worker.next()).await;
+    let requests = store.usage().since(&before).requests();
+    assert!(idle.is_err() && requests < 20, "{requests} requests in two seconds");
+    // And who can do nothing at all says why.
+    let ended = tokio::time::timeout(Duration::from_secs(10), queue.worker("x").next()).await;
+    let error = ended.expect("it ends").expect_err("nothing can be claimed");
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    // Where nothing at all may be written, not everything is tried.
+    queue.push_many((0..500).map(|n| NewTask::text(&n.to_string()))).await.unwrap();
+    faulty.deny_writes_of("lease.json");
+    let before = store.usage();
+    let error = queue.worker("y").next().await.expect_err("nothing can be claimed");
+    let puts = store.usage().since(&before).put;
+    assert!(error.kind() == ErrorKind::Denied && puts <= 100, "{error}, {puts} PUTs");
+}
+
+#[tokio::test]
+async fn many_that_are_due_again_are_found_at_once() {
+    for place in [memory(), directory()] {
+        let queue = queue(&place).await;
+        queue.push_many((0..50).map(|n| NewTask::text(&n.to_string()))).await.unwrap();
+        let worker = queue.worker("w");
+        for _ in 0..50 {
+            let task = next(&worker).await;
+            task.nack("later", Some(Duration::from_secs(1))).await.unwrap();
+        }
+        // Past the ttl and what is added to it, so that the listing alone shows them.
+        tokio::time::sleep(Duration::from_millis(4500)).await;
+        let before = place.store.usage();
+        assert_eq!(drain(&queue, "w").await.len(), 50);
+        let lists = place.store.usage().since(&before).list;
+        // In a directory names are read first, which show no leases.
+        let most = if place.name == "directory" { 16 } else { 8 };
+        assert!(lists <= most, "{}: {lists} LISTs for 50 tasks", place.name);
+    }
+}
+
+/// Others made it again, with its tasks in other places: nothing would ever be found.
+#[tokio::test]
+async fn a_worker_of_a_queue_that_has_other_shards_now_ends() {
+    let place = memory();
+    let queue = queue(&place).await;
+    let worker = queue.worker("w");
+    let object = place.store.get(&key("queues/q/queue.json")).await.unwrap().unwrap();
+    let mut settings: serde_json::Value = serde_json::from_slice(&object.body).unwrap();
+    settings["shards"] = 4.into();
+    write(&queue, "queues/q/queue.json", &settings.to_string()).await;
+    assert_eq!(queue.refresh().await.unwrap_err().kind(), ErrorKind::Data);
+    let ended = tokio::time::timeout(Duration::from_secs(5), worker.next()).await;
+    assert_eq!(ended.expect("it ends").unwrap_err().kind(), ErrorKind::Data);
+}

@@ -4,6 +4,7 @@
 
 mod basics;
 mod bundles;
+mod callers;
 mod counted;
 mod failures;
 mod interleavings;

@@ -1,5 +1,6 @@
 //! What happens to replicas that nobody thinks of: copied, older than their queue, full of old counts.
 
+use leasehold::Write;
 use leasehold_testkit::clock::Fast;
 
 use super::*;
@@ -80,6 +81,30 @@ async fn an_old_copy_brings_nothing_back() {
     assert!(drain(&b.queue("q").await.unwrap().unwrap()).await.is_empty());
     let counts = queue.status(0).await.unwrap().counts;
     assert_eq!((counts.completed, counts.free), (1, 0));
+}
+
+/// That a push was told need not be on disk when the power fails. After a reboot the bucket is asked first:
+/// what others have done since does not come back.
+#[tokio::test]
+async fn what_a_power_failure_undid_brings_nothing_back() {
+    let bucket = Bucket::memory();
+    let queue = bucket.queue().await;
+    let node = bucket.node("a").await;
+    let pushed = node.queue.push(NewTask::text("t")).await.unwrap();
+    let local = node.queue.store();
+    let entry = key(&format!("sync/q/outbox/pending/{}.json", pushed.id));
+    let untold = local.get(&entry).await.unwrap().unwrap().body;
+    assert_eq!(node.up().await.pushed, 1);
+    assert_eq!(drain(&queue).await, [pushed.id]);
+    let _ = local.put(&entry, untold, Write::any()).await.unwrap();
+    let state = key("sync/q/state.json");
+    let body = local.get(&state).await.unwrap().unwrap().body;
+    let mut body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    body["boot_id"] = "an earlier boot".into();
+    let _ = local.put(&state, body.to_string().into(), Write::any()).await.unwrap();
+    let up = node.up().await;
+    assert_eq!((up.pushed, up.left), (0, 0), "{up:?}");
+    assert!(drain(&node.queue).await.is_empty());
 }
 
 /// The bucket's queue was removed and made again with other shards. What was pushed here goes to where

@@ -1,13 +1,15 @@
 //! Compiling, once and for ever.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use leasehold::Store;
 use leasehold::index::{
     CompactOptions, Compaction, Compiler, CompilerSettings, Index, Outcome, Pass, Trigger,
 };
+use leasehold::{Error, ErrorKind, Store};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::open;
@@ -65,18 +67,88 @@ pub async fn purge(args: &Args, index: &Index, age: Duration, force: bool) -> an
     Ok(Exit::Done)
 }
 
+/// How many pauses pass before it is looked whether there are new indexes.
+const LOOK_EVERY: u32 = 6;
+
+/// Finds indexes, each once.
+struct Finder {
+    store: Store,
+    known: BTreeSet<String>,
+    /// Folders that are no index: told once.
+    others: BTreeSet<String>,
+}
+
+impl Finder {
+    fn new(store: &Store) -> Self {
+        Self { store: store.clone(), known: BTreeSet::new(), others: BTreeSet::new() }
+    }
+
+    /// The indexes that were not there the last time. Those that cannot be read do not keep the others
+    /// from being compiled.
+    async fn news(&mut self) -> Result<Vec<Index>, Error> {
+        let mut news = Vec::new();
+        for name in Index::names(&self.store).await? {
+            if self.known.contains(&name) {
+                continue;
+            }
+            let why = match Index::find(&self.store, &name).await {
+                Ok(Some(index)) => {
+                    news.push(index);
+                    self.others.remove(&name);
+                    self.known.insert(name);
+                    continue;
+                }
+                Ok(None) => "it has no datapackage.json".to_owned(),
+                Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
+                Err(error) => error.to_string(),
+            };
+            if self.others.insert(name.clone()) {
+                tracing::warn!(%name, why, "this is no index, and is not compiled");
+            }
+        }
+        Ok(news)
+    }
+
+    /// Looks again and again, and tells of new ones, until it is told to stop.
+    async fn run(
+        mut self,
+        pause: Duration,
+        tell: mpsc::Sender<Index>,
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let pause = pause.saturating_mul(LOOK_EVERY).max(Duration::from_secs(1));
+        while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+            match self.news().await {
+                Ok(news) => {
+                    for index in news {
+                        // Nobody listens any more only when it is over.
+                        let _ = tell.send(index).await;
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "cannot look for new indexes; trying again"),
+            }
+        }
+        Ok(())
+    }
+}
+
 /// `leasehold index compile`: until a signal.
 pub async fn compile(args: &Args, store: &Store, compile: &Compile) -> anyhow::Result<Exit> {
-    let names = match compile.indexes.is_empty() {
-        true => Index::names(store).await?,
-        false => compile.indexes.clone(),
-    };
     let stop = CancellationToken::new();
-    let mut compilers = Vec::new();
-    for name in &names {
-        let index = open(store, name).await?;
-        let settings = CompilerSettings { options: options(&compile.terms), pause: compile.pause };
-        compilers.push((index.clone(), Compiler::new(&index, settings)));
+    let mut running = tokio::task::JoinSet::new();
+    let (tell_new, mut new) = mpsc::channel(1);
+    let mut indexes = Vec::new();
+    match compile.indexes.is_empty() {
+        true => {
+            let mut finder = Finder::new(store);
+            indexes = finder.news().await?;
+            running.spawn(finder.run(compile.pause, tell_new, stop.clone()));
+        }
+        false => {
+            for name in &compile.indexes {
+                indexes.push(open(store, name).await?);
+            }
+        }
     }
     let signal = stop.clone();
     let mut leash = Leash::take(args, store);
@@ -88,14 +160,15 @@ pub async fn compile(args: &Args, store: &Store, compile: &Compile) -> anyhow::R
         }
         signal.cancel();
     });
-    let mut running = tokio::task::JoinSet::new();
     // What a supervisor is told goes where passes are shown otherwise.
     let supervised = leash.is_some();
     let show = Shown { json: args.json && !supervised, quiet: args.quiet || supervised };
     let tally = Arc::new(Mutex::new(Report::default()));
-    for (index, compiler) in compilers {
+    let run = |index: Index| {
         let (stop, tally) = (stop.clone(), tally.clone());
-        running.spawn(async move {
+        let settings = CompilerSettings { options: options(&compile.terms), pause: compile.pause };
+        let compiler = Compiler::new(&index, settings);
+        async move {
             let mut told = Ok(());
             let run = compiler.run(stop.clone(), |pass| {
                 count(&tally, &index, pass);
@@ -106,7 +179,10 @@ pub async fn compile(args: &Args, store: &Store, compile: &Compile) -> anyhow::R
             });
             run.await?;
             told
-        });
+        }
+    };
+    for index in indexes {
+        running.spawn(run(index));
     }
     let mut tick = tokio::time::interval(supervised::REPORT);
     let mut tell = || {
@@ -119,6 +195,9 @@ pub async fn compile(args: &Args, store: &Store, compile: &Compile) -> anyhow::R
     loop {
         tokio::select! {
             _ = tick.tick(), if supervised => tell(),
+            Some(index) = new.recv() => {
+                running.spawn(run(index));
+            }
             done = running.join_next() => {
                 let Some(done) = done else { break };
                 outcome = outcome.and(done.map_err(Into::into).and_then(|done| done));
@@ -226,9 +305,7 @@ impl Shown {
             let left = sum(|done| done.left);
             text.push_str(&paint(
                 WARN,
-                format_args!(
-                    ", {left} flat files left in place: the store cannot delete conditionally"
-                ),
+                format_args!(", {left} files of other tools left in place"),
             ));
         }
         render::line(text)

@@ -32,6 +32,7 @@ pub async fn status(args: &Args, index: &Index, quick: bool) -> anyhow::Result<E
             "inbox_bytes": total.inbox_bytes,
             "inbox_age_seconds": total.inbox_age.as_secs(),
             "flat_files": status.flat_files,
+            "unknown_files": status.unknown,
             "quarantined": status.quarantined,
             "shards": shards,
         }))?;
@@ -63,6 +64,11 @@ pub async fn status(args: &Args, index: &Index, quick: bool) -> anyhow::Result<E
     )?;
     if status.flat_files > 0 {
         line("flat inbox", format!("{} files", status.flat_files))?;
+    }
+    if status.unknown > 0 {
+        let text =
+            format!("{} files whose names mean nothing here: nobody reads them", status.unknown);
+        line("unknown", paint(WARN, text))?;
     }
     for (shard, of) in &status.shards {
         if let Some(holder) = &of.locked_by {

@@ -4,6 +4,7 @@ mod compile;
 mod look;
 #[cfg(feature = "sql")]
 mod query;
+mod tabular;
 mod transfer;
 
 use std::io::Read as _;
@@ -34,11 +35,7 @@ pub async fn run(args: &Args, store: &Store, command: &IndexCommand) -> anyhow::
             get(args, &open(store, index).await?, keys, freshness).await?
         }
         IndexCommand::Delete { index, keys } => {
-            let mut batch = open(store, index).await?.batch().await?;
-            for key in keys {
-                batch.delete(key)?;
-            }
-            batch.flush().await?;
+            open(store, index).await?.delete_many(keys).await?;
             Exit::Done
         }
         IndexCommand::Import(import) => {
@@ -131,6 +128,13 @@ async fn make(args: &Args, store: &Store, create: &Create) -> anyhow::Result<Exi
 
 async fn ls(args: &Args, store: &Store) -> anyhow::Result<Exit> {
     for name in Index::names(store).await? {
+        match Index::find(store, &name).await {
+            // A folder that another tool made.
+            Ok(None) => continue,
+            // One whose description is damaged is an index all the same.
+            Err(error) if error.kind() != ErrorKind::Data => return Err(error.into()),
+            Ok(Some(_)) | Err(_) => {}
+        }
         match args.json {
             true => render::json(&json!({ "index": name }))?,
             false => render::line(&name)?,
@@ -225,10 +229,11 @@ async fn put(index: &Index, values: &[String]) -> anyhow::Result<Exit> {
     if values.is_empty() {
         let mut text = String::new();
         std::io::stdin().lock().read_to_string(&mut text).context("cannot read standard input")?;
-        record = serde_json::from_str(&text)
+        record = leasehold::protocol::format::json::read(&text)
             .map_err(|error| invalid(format!("standard input is not a JSON object: {error}")))?;
     }
-    index.put(&record).await?;
+    // Who types it means now, whatever time the record that is there says.
+    index.replace(&record).await?;
     Ok(Exit::Done)
 }
 
@@ -238,13 +243,15 @@ async fn get(
     keys: &[String],
     freshness: Freshness,
 ) -> anyhow::Result<Exit> {
-    let (schema, mut exit) = (index.schema(), Exit::Done);
+    let mut exit = Exit::Done;
     for key in keys {
         let Some(row) = index.get_row(key, freshness).await? else {
             render::say(format_args!("{key}: there is no such record"));
             exit = Exit::NotFound;
             continue;
         };
+        // Looking may have shown a newer one.
+        let schema = index.schema();
         let record = schema.read_json(&row);
         if args.json {
             render::json(&record)?;

@@ -1,5 +1,6 @@
 //! Records in and out.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, BufWriter, IsTerminal as _, Read, Write as _};
 use std::path::Path;
@@ -8,10 +9,11 @@ use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::Error;
 use leasehold::index::{Batch, Index, NewIndex, Width};
-use leasehold::protocol::format::usv;
+use leasehold::protocol::{self, format::usv};
 use serde_json::{Map, Value, json};
 
 use super::invalid;
+use super::tabular::{self, Quotes};
 use crate::args::Args;
 use crate::args::index::{Copy, Format, Import};
 use crate::exit::Exit;
@@ -112,8 +114,7 @@ pub async fn import(args: &Args, index: &Index, import: &Import) -> anyhow::Resu
     let (skip_bad, line) = (import.skip_bad, 0);
     let mut importer = Importer { batch, bar: &bar, skip_bad, written: 0, bad: 0, line };
     match format {
-        Format::Csv => from_csv(index, source, b',', &mut importer).await?,
-        Format::Tsv => from_csv(index, source, b'\t', &mut importer).await?,
+        Format::Csv | Format::Tsv => from_table(index, source, format, &mut importer).await?,
         Format::Jsonl => from_lines(source, &mut importer).await?,
         Format::Usv => from_usv(source, &mut importer).await?,
     }
@@ -131,19 +132,23 @@ pub async fn import(args: &Args, index: &Index, import: &Import) -> anyhow::Resu
     Ok(if bad > 0 { Exit::Failed } else { Exit::Done })
 }
 
-async fn from_csv(
+async fn from_table(
     index: &Index,
     source: impl Read,
-    delimiter: u8,
+    format: Format,
     importer: &mut Importer<'_>,
 ) -> anyhow::Result<()> {
-    let mut reader =
-        csv::ReaderBuilder::new().delimiter(delimiter).flexible(false).from_reader(source);
+    let tabs = format == Format::Tsv;
+    let mut reader = csv::ReaderBuilder::new();
+    let reader = reader.delimiter(if tabs { b'\t' } else { b',' }).quoting(!tabs).flexible(false);
+    let mut reader = reader.from_reader(Quotes::new(source));
     let schema = index.schema();
     // Which of our fields each column is.
     let mut places = Vec::new();
     for name in reader.headers().context("cannot read the header")? {
-        let place = schema.position(name.trim_start_matches('\u{feff}')).ok_or_else(|| {
+        let name = name.trim_start_matches('\u{feff}');
+        let name = if tabs { tabular::unescape(name) } else { name.into() };
+        let place = schema.position(&name).ok_or_else(|| {
             let names: Vec<&str> =
                 schema.fields().iter().map(|field| field.name.as_str()).collect();
             invalid(format!("the header has {name:?}, the index has {}", names.join(", ")))
@@ -158,6 +163,11 @@ async fn from_csv(
         // A record that cannot be read is a bad record; the next one can be.
         let read = match reader.read_record(&mut record) {
             Ok(false) => return Ok(()),
+            // All that follows an open quote is read as one value.
+            Ok(true) if !tabs && reader.get_ref().ended_within() => {
+                let line = record.position().map_or(0, csv::Position::line);
+                Err(invalid(format!("a quote is not closed, in line {line} or after it")))
+            }
             Ok(true) => Ok(()),
             Err(error) => Err(match error.kind() {
                 csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
@@ -169,11 +179,11 @@ async fn from_csv(
         };
         let put = |batch: &mut Batch| {
             read?;
-            let mut values = vec![""; schema.fields().len()];
+            let mut values = vec![Cow::Borrowed(""); schema.fields().len()];
             for (place, value) in places.iter().zip(&record) {
-                values[*place] = value;
+                values[*place] = if tabs { tabular::unescape(value) } else { value.into() };
             }
-            batch.put_texts(values.iter().copied())
+            batch.put_texts(values.iter().map(|value| &**value))
         };
         importer.add(put).await?;
     }
@@ -193,7 +203,8 @@ async fn from_lines(source: impl Read, importer: &mut Importer<'_>) -> anyhow::R
             continue;
         }
         let put = |batch: &mut Batch| {
-            let record: Map<String, Value> = serde_json::from_slice(text)
+            let text = std::str::from_utf8(text).map_err(|_| invalid("is not UTF-8"))?;
+            let record: Map<String, Value> = protocol::format::json::read(text)
                 .map_err(|error| invalid(format!("not a JSON object: {error}")))?;
             batch.put_json(&record)
         };
@@ -229,11 +240,20 @@ pub async fn export(index: &Index, format: Format) -> anyhow::Result<Exit> {
     let mut out = BufWriter::with_capacity(1 << 20, std::io::stdout().lock());
     let names = schema.fields().iter().enumerate().filter(|(at, _)| *at != schema.deleted());
     let names: Vec<&str> = names.map(|(_, field)| field.name.as_str()).collect();
-    let delimiter = if format == Format::Tsv { b'\t' } else { b',' };
-    let mut table = csv::WriterBuilder::new().delimiter(delimiter).from_writer(Vec::new());
-    if matches!(format, Format::Csv | Format::Tsv) {
-        table.write_record(&names)?;
+    let mut table = csv::Writer::from_writer(Vec::new());
+    match format {
+        Format::Csv => table.write_record(&names)?,
+        Format::Tsv => tabular::write(&names, &mut out)?,
+        Format::Jsonl | Format::Usv => {}
     }
+    let values = |row: &[u8]| -> Vec<String> {
+        let mut fields = usv::fields(row);
+        let all = schema.fields().iter().map(|_| fields.next().unwrap_or_default());
+        let shown = all.enumerate().filter(|(at, _)| *at != schema.deleted());
+        shown
+            .map(|(_, field)| usv::unescape(&String::from_utf8_lossy(field)).into_owned())
+            .collect()
+    };
     while let Some(chunk) = scan.next().await? {
         for row in chunk.records(&schema) {
             match format {
@@ -245,21 +265,13 @@ pub async fn export(index: &Index, format: Format) -> anyhow::Result<Exit> {
                     serde_json::to_writer(&mut out, &schema.read_json(row))?;
                     out.write_all(b"\n")?;
                 }
-                Format::Csv | Format::Tsv => {
-                    let mut fields = usv::fields(row);
-                    for at in 0..schema.fields().len() {
-                        let text = String::from_utf8_lossy(fields.next().unwrap_or_default());
-                        if at != schema.deleted() {
-                            table.write_field(&*usv::unescape(&text))?;
-                        }
-                    }
-                    table.write_record(None::<&[u8]>)?;
-                }
+                Format::Csv => table.write_record(values(row))?,
+                Format::Tsv => tabular::write(&values(row), &mut out)?,
             }
         }
         table.flush()?;
         out.write_all(table.get_ref())?;
-        table = csv::WriterBuilder::new().delimiter(delimiter).from_writer(Vec::new());
+        table = csv::Writer::from_writer(Vec::new());
     }
     table.flush()?;
     out.write_all(table.get_ref())?;

@@ -119,12 +119,18 @@ pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::
 }
 
 /// The queue that workers and pushers of this node use: a relaxed one's is in the node's replica, if it
-/// has one. Made if need be.
-async fn open_to_work(args: &Args, store: &Store, name: &str) -> anyhow::Result<Queue> {
+/// has one. Made if need be, which is told if wanted: who works on a queue that is new may mean another.
+async fn open_to_work(args: &Args, store: &Store, name: &str, tell: bool) -> anyhow::Result<Queue> {
     if let Some(replica) = sync::replica(args, store).await?
         && let Some(queue) = replica.choose(name).await?
     {
         return Ok(queue);
+    }
+    if tell {
+        if let Some(queue) = open(store, name).await? {
+            return Ok(queue);
+        }
+        render::say(format_args!("queue {name} is new"));
     }
     Ok(Queue::open_or_create(store, name, None).await?)
 }
@@ -185,12 +191,22 @@ async fn retry(args: &Args, queue: &Queue, tasks: &[String], all: bool) -> anyho
     };
     let mut missing = false;
     let mut pushed = 0;
+    let mut kept = None;
     for id in &ids {
-        match queue.retry(id).await? {
-            true => pushed += 1,
-            false => {
+        match queue.retry(id).await {
+            Ok(true) => pushed += 1,
+            Ok(false) => {
                 missing = true;
                 render::say(format_args!("{id}: there is no such dead letter"));
+            }
+            // About this one alone: the others can be pushed all the same.
+            Err(error) if matches!(error.kind(), ErrorKind::Data | ErrorKind::Held) => {
+                render::say(format_args!("{id}: not pushed: {error}"));
+                kept = Some(Exit::Refused);
+            }
+            Err(error) => {
+                render::say(format_args!("{pushed} pushed again before this"));
+                return Err(error.into());
             }
         }
     }
@@ -198,7 +214,7 @@ async fn retry(args: &Args, queue: &Queue, tasks: &[String], all: bool) -> anyho
         true => render::json(&json!({ "pushed": pushed }))?,
         false => render::line(format_args!("{pushed} pushed again"))?,
     }
-    Ok(if missing { Exit::NotFound } else { Exit::Done }.into())
+    Ok(kept.unwrap_or(if missing { Exit::NotFound } else { Exit::Done }).into())
 }
 
 async fn purge(args: &Args, queue: &Queue, what: &Purge) -> anyhow::Result<Ending> {

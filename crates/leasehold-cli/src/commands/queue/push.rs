@@ -21,6 +21,8 @@ use crate::render;
 const AT_A_TIME: usize = 32;
 /// How many tasks go into a bundle where many are pushed.
 const BUNDLE: u32 = 100;
+/// And how many bytes of them: long lines make smaller bundles. Several are in memory at a time.
+const BYTES: usize = 4 << 20;
 
 pub async fn run(args: &Args, store: &Store, push: &Push) -> anyhow::Result<Ending> {
     let stream = push.tasks == ["-"];
@@ -39,7 +41,7 @@ pub async fn run(args: &Args, store: &Store, push: &Push) -> anyhow::Result<Endi
     // What is wrong with them is said before anything is made.
     let texts = push.tasks.iter().filter(|_| !stream);
     let tasks: Vec<NewTask> = texts.map(|text| task(text, push)).collect::<anyhow::Result<_>>()?;
-    let queue = super::open_to_work(args, store, &push.queue).await?;
+    let queue = super::open_to_work(args, store, &push.queue, false).await?;
     if stream {
         return push_lines(args, &queue, push, bundle).await;
     }
@@ -195,6 +197,7 @@ struct Reading {
 impl Reading {
     fn read(&self, to: &tokio::sync::mpsc::Sender<anyhow::Result<Vec<NewTask>>>) {
         let mut chunk = Vec::with_capacity(self.bundle);
+        let mut bytes = 0;
         let mut number = 0_u64;
         for line in std::io::stdin().lock().lines() {
             number += 1;
@@ -203,7 +206,16 @@ impl Reading {
                 false => task(&line, &self.push).map(Some),
             });
             match parsed {
-                Ok(Some(task)) => chunk.push(task),
+                Ok(Some(task)) => {
+                    if bytes + task.size() > BYTES && !chunk.is_empty() {
+                        bytes = 0;
+                        if to.blocking_send(Ok(std::mem::take(&mut chunk))).is_err() {
+                            return;
+                        }
+                    }
+                    bytes += task.size();
+                    chunk.push(task);
+                }
                 Ok(None) => {}
                 Err(error) => {
                     let at = Error::new(ErrorKind::Invalid, format!("line {number}: {error:#}"));
@@ -212,10 +224,11 @@ impl Reading {
                     return;
                 }
             }
-            if chunk.len() >= self.bundle
-                && to.blocking_send(Ok(std::mem::take(&mut chunk))).is_err()
-            {
-                return;
+            if chunk.len() >= self.bundle {
+                bytes = 0;
+                if to.blocking_send(Ok(std::mem::take(&mut chunk))).is_err() {
+                    return;
+                }
             }
         }
         if !chunk.is_empty() {

@@ -55,13 +55,17 @@ pub fn status(
         if status.paused { render::paint(render::WARN, "  paused") } else { String::new() };
     render::line(format_args!("{}{paused}", status.queue))?;
     let mut table = render::table(&[], &[1]);
+    let unknown = ("unknown: objects with names that are no task's", counts.unknown);
     for (name, count) in [
         ("free", counts.free),
         ("claimed or waiting to be tried again", counts.leased),
         ("scheduled", counts.scheduled),
         ("completed (receipts)", counts.completed),
         ("failed", counts.failed),
-    ] {
+    ]
+    .into_iter()
+    .chain((unknown.1 > 0).then_some(unknown))
+    {
         table.add_row([format!("  {name}"), count.to_string()]);
     }
     render::line(table)?;
@@ -78,11 +82,8 @@ pub fn status(
         let mut table =
             render::table(&["TASK", "STATE", "WORKER", "RENEWED", "RETRIES", "PROGRESS"], &[4]);
         for held in &status.held {
-            let state = match held.state {
-                "stalled" => render::paint(render::BAD, "stalled"),
-                "retrying" => render::paint(render::WARN, "retrying"),
-                other => other.to_owned(),
-            };
+            // Not in colour: a table counts what colours it as width.
+            let state = held.state.to_owned();
             let ago = format_duration(Duration::from_secs(held.age_ms / 1000));
             let progress = held.progress.as_ref().map_or_else(String::new, ToString::to_string);
             table.add_row([
@@ -107,8 +108,19 @@ pub fn status(
 pub async fn task(args: &Args, queue: &Queue, id: &str) -> anyhow::Result<Ending> {
     let receipt = queue.receipt(id).await?;
     let letter = queue.dead_letter(id).await?;
-    let pending = queue.find(id).await?;
+    let mut pending = queue.find(id).await?;
+    // Not one that was done or given up: looking for it takes lists.
+    let mut scheduled = None;
+    if pending.is_none() && receipt.is_none() && letter.is_none() {
+        if let Some((task, time)) = queue.find_scheduled(id).await? {
+            (pending, scheduled) = (Some((task, None)), Some(time));
+        } else {
+            // It may have come to its time between the two looks.
+            pending = queue.find(id).await?;
+        }
+    }
     let state = match (&pending, &receipt, &letter) {
+        _ if scheduled.is_some() => "scheduled",
         (Some((_, Some(held))), ..) => held.state,
         (Some((_, None)), ..) => "free",
         (None, Some(_), _) => "completed",
@@ -127,7 +139,7 @@ pub async fn task(args: &Args, queue: &Queue, id: &str) -> anyhow::Result<Ending
         };
         render::json(&json!({
             "id": id, "state": state, "task": task, "lease": lease, "receipt": receipt,
-            "dead_letter": letter,
+            "dead_letter": letter, "not_before": scheduled,
         }))?;
         return Ok(Exit::Done.into());
     }
@@ -139,6 +151,9 @@ pub async fn task(args: &Args, queue: &Queue, id: &str) -> anyhow::Result<Ending
             table.add_row(["pushed at", &at.to_string()]);
         }
         table.add_row(["payload", &task.text()]);
+        if let Some(time) = scheduled {
+            table.add_row(["not before", &time.to_string()]);
+        }
         if let Some(held) = held {
             table.add_row(["worker", &held.worker]);
             table.add_row(["retries", &held.retries.to_string()]);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::protocol::format::node::{MOST_HELD, shortened};
-use leasehold::queue::{Acked, Task, Worker, WorkerSettings};
+use leasehold::queue::{Acked, Queue, Task, Worker, WorkerSettings};
 use leasehold::store::meter::Prices;
 use leasehold::{ErrorKind, Store, host};
 use rustix::process::Signal;
@@ -98,11 +98,8 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     if work.fail_code == 0 {
         return Err(invalid("--fail-code cannot be 0, which says that the task is done"));
     }
-    // A node that lacks the program fails faster than all others work, and would have the whole queue given
-    // up. Its supervisor tells of it.
-    if args.supervised.is_some()
-        && let Some(program) = work.command.first().filter(|program| child::is_missing(program))
-    {
+    // Whoever lacks the program fails faster than all others work, and would have the whole queue given up.
+    if let Some(program) = work.command.first().filter(|program| child::is_missing(program)) {
         let program = program.to_string_lossy();
         return Err(invalid(format!("cannot run {program}: there is no such program here")));
     }
@@ -135,16 +132,18 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
         for name in &names {
             // A store that does not answer must not keep us from ending; nothing is under way.
             queues.push(tokio::select! {
-                queue = super::open_to_work(args, store, name) => queue?,
+                queue = super::open_to_work(args, store, name, !args.quiet) => queue?,
                 () = told.once() => return Ok(Exit::Done.into()),
             });
         }
-        let mut worker = Worker::new(queues, settings.clone());
+        let mut worker = Worker::new(queues.clone(), settings.clone());
         if has_replica {
             // Then its tasks are to be claimed elsewhere.
             worker = worker.until_switched();
         }
-        let ended = work_on(args, store, work, &worker, &tally, &stop, &bar, &mut told).await?;
+        let rest = Rest { queues, told: args.quiet || told.leash.is_some() };
+        let ended =
+            work_on(args, store, work, &worker, &tally, &stop, &bar, &mut told, rest).await?;
         let switched = worker.was_switched() && !tally.draining.load(Relaxed);
         if !switched || ended.iter().any(Result::is_err) {
             break ended;
@@ -159,7 +158,31 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     for ended in ended {
         ended?;
     }
-    Ok(Exit::Done.into())
+    // A script that empties a queue wants to know; a service that is told to end has not failed.
+    let gave_up = work.exit_when_empty && args.supervised.is_none();
+    let gave_up = gave_up && tally.failed.load(Relaxed) > 0;
+    Ok(if gave_up { Exit::Failed } else { Exit::Done }.into())
+}
+
+/// Queues that somebody may have paused, which is told once: who waits for their end would wait for ever.
+struct Rest {
+    queues: Vec<Queue>,
+    told: bool,
+}
+
+impl Rest {
+    fn tell(&mut self) {
+        let paused = |queue: &&Queue| queue.settings().paused;
+        if !self.told
+            && let Some(queue) = self.queues.iter().find(paused)
+        {
+            let name = queue.name();
+            render::say(format_args!(
+                "{name} is paused: waiting (`leasehold queue resume {name}`)"
+            ));
+            self.told = true;
+        }
+    }
 }
 
 /// Signals to end. Listened to all the time: one that comes between two queues counts.
@@ -193,6 +216,7 @@ async fn work_on(
     stop: &CancellationToken,
     bar: &ProgressBar,
     told: &mut Signals,
+    mut rest: Rest,
 ) -> anyhow::Result<Vec<anyhow::Result<()>>> {
     let loops = futures::future::join_all(
         (0..work.jobs).map(|_| one_after_the_other(store, worker, work, tally, stop)),
@@ -219,6 +243,7 @@ async fn work_on(
         tokio::select! {
             ended = &mut loops => break ended,
             _ = tick.tick() => {
+                rest.tell();
                 bar.set_position(tally.done.load(Relaxed));
                 bar.set_message(line(tally, store));
                 if let Some(leash) = &mut told.leash {
@@ -228,7 +253,10 @@ async fn work_on(
             () = late, if !stop.is_cancelled() => stop.cancel(),
             drained = &mut drain, if draining => {
                 draining = false;
-                drained?;
+                if let Err(error) = drained {
+                    // Others get it after its ttl. No reason to cut off what is under way.
+                    tracing::warn!(%error, "what was claimed and not begun could not be given back");
+                }
             }
             _ = told.terminate.recv() => signals += 1,
             _ = told.interrupt.recv() => signals += 1,
@@ -364,6 +392,12 @@ fn is_lost(error: &anyhow::Error) -> bool {
     error.downcast_ref::<leasehold::Error>().is_some_and(|error| error.kind() == ErrorKind::Lost)
 }
 
+/// Whether the task is more than the system lets a program have as an argument.
+fn is_too_long(error: &anyhow::Error) -> bool {
+    let too_long = std::io::ErrorKind::ArgumentListTooLong;
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == too_long)
+}
+
 /// How a command ended.
 enum Ended {
     /// By itself, with this code and output, and this as the last it said on standard error.
@@ -385,9 +419,17 @@ async fn run_task(
     let ended = match run_command(&task, work, stop).await {
         Ok(ended) => ended,
         Err(error) => {
-            // Not the task's fault, but it must not be tried for ever either.
-            nack(task, &format!("{error:#}"), tally).await?;
-            return Err(error);
+            tracing::warn!("{}: {error:#}", Run::of(&task).name());
+            let words = format!("{error:#}");
+            if !is_too_long(&error) {
+                // Not the task's fault, but it must not be tried for ever either.
+                return Ok(nack(task, &words, tally).await?);
+            }
+            // It never gets shorter.
+            let words = format!("{words}: take it from standard input instead of as {{}}");
+            tally.note(task.id(), &words);
+            task.fail(&words).await?;
+            return Ok(End::Failed);
         }
     };
     match ended {
@@ -465,7 +507,12 @@ async fn run_command(task: &Task, work: &Work, stop: &CancellationToken) -> anyh
             let mut limited = (&mut stdout).take(RESULT as u64);
             limited.read_to_end(&mut output).await?;
             // What is beyond is read, or the command would wait for ever, and dropped.
-            tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await
+            let cut = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await?;
+            if cut > 0 {
+                let (id, kept) = (task.id(), RESULT);
+                tracing::warn!(id, kept, cut, "the output is too long for a result, and was cut");
+            }
+            anyhow::Ok(())
         };
         let ((), read, said) = tokio::join!(feed, read, pass_on(stderr));
         read?;

@@ -67,7 +67,7 @@ impl Supervisor {
         let slot = &mut self.slots[n];
         slot.before = slot.total();
         slot.report = Report::default();
-        slot.last_words.clear();
+        slot.last_words = (String::new(), false);
         match start(slot, &words, now, self.events.clone()) {
             Ok(child) => slot.state = Running::Running(child),
             Err(error) => {
@@ -99,12 +99,16 @@ impl Supervisor {
         let pause = slot.restarts.ended(ran, since_boot(now), self.store.env().random());
         slot.state = Running::Waiting(now.plus(pause));
         let mut text = format!("{} ({pid}) {}", slot.name(), ending(status));
-        if !slot.last_words.is_empty() {
-            text.push_str(&format!(": {}", slot.last_words));
+        // Who reads along has just heard them; the record has not.
+        let said = text.clone();
+        let (last_words, passed_on) = &slot.last_words;
+        if !last_words.is_empty() {
+            text.push_str(&format!(": {last_words}"));
         }
+        let said = if *passed_on { said } else { text.clone() };
         let loops = (slot.restarts.is_loop() && !looped)
             .then(|| format!("{} is in a crash loop", slot.name()));
-        self.trouble(text);
+        self.trouble_told(said, text);
         if let Some(loops) = loops {
             render::say(paint(BAD, loops));
             self.next_report = now;

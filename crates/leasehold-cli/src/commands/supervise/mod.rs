@@ -500,12 +500,13 @@ impl Supervisor {
             Event::Said(id, line) => {
                 let now = since_boot(self.now());
                 if let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) {
-                    if let Some(dropped) = slot.flow.line(now) {
+                    let passed_on = slot.flow.line(now);
+                    if let Some(dropped) = passed_on {
                         slot.tell_dropped(dropped);
                         let pid = slot.pid().unwrap_or_default();
                         render::say(format_args!("{} ({pid}): {line}", slot.name()));
                     }
-                    slot.last_words = line;
+                    slot.last_words = (line, passed_on.is_some());
                 }
             }
             Event::Ended(id, status) => self.ended(id, status),
@@ -578,12 +579,17 @@ impl Supervisor {
 
     /// Says what went wrong, and keeps it for the record.
     fn trouble(&mut self, text: String) {
+        self.trouble_told(text.clone(), text);
+    }
+
+    /// The same with other words for who reads along than for the record.
+    fn trouble_told(&mut self, told: String, text: String) {
         let now = self.now();
         // A store that is away for days is told of once an hour.
         self.troubles.retain(|(_, at)| now.since(*at) < AGAIN);
-        if !self.troubles.iter().any(|(said, _)| *said == text) {
-            render::say(format_args!("{} {text}", paint(WARN, "!")));
-            self.troubles.push_back((text.clone(), now));
+        if !self.troubles.iter().any(|(said, _)| *said == told) {
+            render::say(format_args!("{} {told}", paint(WARN, "!")));
+            self.troubles.push_back((told, now));
             if self.troubles.len() > MOST_TROUBLES {
                 self.troubles.pop_front();
             }

@@ -31,8 +31,8 @@ pub struct Slot {
     /// What it has told, and what those before it had told in the end.
     pub report: Report,
     pub before: Report,
-    /// The last that it said on standard error.
-    pub last_words: String,
+    /// The last that it said on standard error, and whether that was passed on.
+    pub last_words: (String, bool),
     /// How much it may say.
     pub flow: Flow,
 }
@@ -81,7 +81,7 @@ impl Slot {
             state: State::Waiting(now),
             report: Report::default(),
             before: Report::default(),
-            last_words: String::new(),
+            last_words: (String::new(), false),
             flow: Flow::default(),
         }
     }

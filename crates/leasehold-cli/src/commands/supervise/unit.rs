@@ -13,7 +13,7 @@ const SLACK: Duration = Duration::from_secs(15);
 
 /// Prints the unit that runs this command, with the options that were given.
 pub fn print_unit(args: &Args, supervise: &Supervise) -> anyhow::Result<Exit> {
-    // What is not given is found in the same way by the service, so it need not be written down.
+    // What stands in a file is found in the same way by the service, so it need not be written down.
     let mut words = vec![std::env::current_exe()?.display().to_string()];
     words.extend(super::store_words(args)?);
     words.push("supervise".to_owned());
@@ -25,6 +25,7 @@ pub fn print_unit(args: &Args, supervise: &Supervise) -> anyhow::Result<Exit> {
     }
     words.push(format!("--drain={}", leasehold::settings::format_duration(supervise.drain)));
     let command = words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+    let environment = environment(|name| std::env::var(name).ok());
     let here = std::env::current_dir()?;
     let node = config::node_name(args, supervise.node.as_deref())?;
     let stop = (supervise.drain + SLACK).as_secs();
@@ -46,7 +47,7 @@ Type=notify
 ExecStart={command}
 ExecReload=/bin/kill -HUP $MAINPID
 WorkingDirectory={}
-# Credentials and the like: AWS_ACCESS_KEY_ID=…
+{environment}# Credentials and the like: AWS_ACCESS_KEY_ID=…
 EnvironmentFile=-/etc/leasehold.env
 Restart=always
 RestartSec=5s
@@ -70,6 +71,39 @@ WantedBy=multi-user.target",
         escaped(&here.display().to_string()),
     ))?;
     Ok(Exit::Done)
+}
+
+/// What commands here are told by their environment, and the service would not be. No secrets: anybody may
+/// read a unit.
+const VARIABLES: &[&str] = &[
+    "LEASEHOLD_STORE",
+    "LEASEHOLD_NODE",
+    "LEASEHOLD_STATE",
+    "LEASEHOLD_REPLICA",
+    "LEASEHOLD_CONFIG",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_PROFILE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_STORAGE_ACCOUNT",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "STORAGE_EMULATOR_HOST",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+];
+
+fn environment(variable: impl Fn(&str) -> Option<String>) -> String {
+    let given = VARIABLES.iter().filter_map(|name| Some((name, variable(name)?)));
+    given
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, value)| {
+            let value = escaped(&value).replace('\\', "\\\\").replace('"', "\\\"");
+            format!("Environment=\"{name}={}\"\n", value.replace('\n', "\\n"))
+        })
+        .collect()
 }
 
 /// A word of a command line, for systemd.
@@ -104,5 +138,19 @@ mod tests {
         ] {
             assert_eq!(quoted(word), text);
         }
+    }
+
+    #[test]
+    fn the_environment_goes_along_without_secrets() {
+        let given = |name: &str| match name {
+            "LEASEHOLD_STORE" => Some("s3://b/50% \"x\"".to_owned()),
+            "AWS_REGION" => Some("eu-west-1".to_owned()),
+            "LEASEHOLD_NODE" => Some(String::new()),
+            "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => Some("secret".to_owned()),
+            _ => None,
+        };
+        let expected = "Environment=\"LEASEHOLD_STORE=s3://b/50%% \\\"x\\\"\"\n\
+                        Environment=\"AWS_REGION=eu-west-1\"\n";
+        assert_eq!(environment(given), expected);
     }
 }

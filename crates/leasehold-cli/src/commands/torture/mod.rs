@@ -154,6 +154,7 @@ async fn tortured(
         heartbeat,
         begin: 0,
         end: 0,
+        interrupted: false,
     };
     let store = plan.adapt(store.clone());
     let (queue, index) = furnish(&plan, &store).await?;
@@ -178,7 +179,7 @@ async fn tortured(
     };
     troupe.play(&plan, torture.kills, show, interruption()).await?;
     bar.set_message("the faults are over: draining");
-    calm(&plan, &evidence.0, &log)?;
+    let played = calm(&plan, &evidence.0, &log)?;
     proxy.iter().for_each(Proxy::calm);
     troupe.finish().await?;
     // Half a minute, and as long again as it took.
@@ -191,7 +192,7 @@ async fn tortured(
     note_panics(&evidence.0, &log)?;
     let report = check::check(&read_logs(&evidence.0)?);
     bar.finish_and_clear();
-    verdict::give(args, &plan, &report, &evidence.0)
+    verdict::give(args, &played, &report, &evidence.0)
 }
 
 /// The first interrupt ends the faults, and what was done so far is checked; the second one ends all.
@@ -209,13 +210,16 @@ async fn interruption() {
     }
 }
 
-/// Interrupted before its end: the players that start now are to know that the faults are over.
-fn calm(plan: &Plan, evidence: &Path, log: &Log) -> anyhow::Result<()> {
+/// The plan as it was played. Interrupted before its end: the players that start now are to know that the
+/// faults are over.
+fn calm(plan: &Plan, evidence: &Path, log: &Log) -> anyhow::Result<Plan> {
     let now = log.now();
-    match now < plan.end {
-        true => Plan { end: now, ..plan.clone() }.write(evidence),
-        false => Ok(()),
+    if now >= plan.end {
+        return Ok(plan.clone());
     }
+    let played = Plan { end: now, interrupted: true, ..plan.clone() };
+    played.write(evidence)?;
+    Ok(played)
 }
 
 enum Examined {

@@ -49,6 +49,9 @@ pub struct Plan {
     pub begin: u64,
     /// When the faults end.
     pub end: u64,
+    /// Whether they ended earlier than they were meant to.
+    #[serde(default)]
+    pub interrupted: bool,
 }
 
 impl Plan {

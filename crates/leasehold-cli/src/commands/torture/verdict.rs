@@ -46,6 +46,8 @@ struct Verdict<'a> {
     seed: u64,
     processes: u32,
     seconds: f64,
+    /// Whether it ended earlier than it was meant to.
+    interrupted: bool,
     faults_by: Faults,
     evidence: &'a Path,
     dollars: f64,
@@ -62,6 +64,7 @@ pub fn give(args: &Args, plan: &Plan, report: &Report, evidence: &Path) -> anyho
         seed: plan.seed,
         processes: plan.processes,
         seconds: (plan.end - plan.begin) as f64 / 1e9,
+        interrupted: plan.interrupted,
         faults_by: plan.faults,
         evidence,
         dollars: report.usage.dollars(&prices),
@@ -114,6 +117,9 @@ fn show(args: &Args, verdict: &Verdict<'_>) -> anyhow::Result<()> {
     }
     for property in &report.properties {
         show_property(property)?;
+    }
+    if verdict.interrupted {
+        render::line(format_args!("\n{}: not all was played", paint(WARN.bold(), "interrupted")))?;
     }
     match verdict.holds {
         true => render::line(format_args!("\n{}", paint(GOOD.bold(), "everything holds"))),

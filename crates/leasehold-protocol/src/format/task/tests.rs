@@ -56,6 +56,27 @@ fn what_others_put_there_is_a_payload() {
 }
 
 #[test]
+fn each_task_of_a_bundle_is_on_one_line() {
+    let payloads = ["{\n  \"a\": \"x\\ny\",\r\n\t\"b\": [1,\r2]\n}", "\"c\"", "[\n]"];
+    let bundle = Bundle {
+        incarnation: "i".into(),
+        pushed_at: None,
+        origin: None,
+        tasks: payloads.iter().map(|payload| task("", payload)).collect(),
+    };
+    let bytes = bundle.to_bytes();
+    assert_eq!(bytes.iter().filter(|byte| **byte == b'\n').count(), 4);
+    let read = Bundle::parse(&bytes, "b").unwrap();
+    for (task, payload) in read.tasks.iter().zip(payloads) {
+        let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(value(task.payload.get()), value(payload));
+    }
+    // A task on its own is kept as it was given.
+    let alone = task("t", payloads[0]);
+    assert_eq!(Task::parse(&alone.to_bytes(), "t", "v").payload.get(), payloads[0]);
+}
+
+#[test]
 fn a_cut_bundle_is_not_taken_for_a_whole_one() {
     let mut tasks = vec![task("", "1"), task("", "2"), task("", "3")];
     tasks.iter_mut().for_each(|task| task.incarnation.clear());

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use leasehold_protocol::compile::{Incoming as _, MergeError, Merger};
-use leasehold_protocol::format::datapackage::Schema;
+use leasehold_protocol::format::datapackage::{MAX_ROW, Schema};
 use leasehold_protocol::format::usv;
 use leasehold_protocol::shard::Shard;
 
 use super::super::sort::{Sorted, Spool};
 use super::{Index, Stop};
 use crate::lease::Tenure;
-use crate::store::large::Source;
+use crate::store::large::{SMALL, Source};
 use crate::{Error, Result};
 
 /// How much of a shard is read at once.
@@ -99,6 +99,11 @@ pub(in super::super) struct Pieces<'a> {
     at: u64,
     /// The beginning of a row whose end is in the next piece.
     cut: Vec<u8>,
+    /// Whether rows that are too long for a record come in parts.
+    in_parts: bool,
+    part: bool,
+    /// Whether the rest of such a row comes next.
+    torn: bool,
 }
 
 impl<'a> Pieces<'a> {
@@ -108,21 +113,45 @@ impl<'a> Pieces<'a> {
 
     /// About this many bytes at a time.
     pub fn of(source: &'a dyn Source, piece: usize) -> Self {
-        Self { source, piece, at: 0, cut: Vec::new() }
+        let (in_parts, part, torn) = (false, false, false);
+        Self { source, piece, at: 0, cut: Vec::new(), in_parts, part, torn }
     }
 
-    /// The next rows, all of them whole.
+    /// Of another tool's file, which may be anything: a row that is too long for a record comes in parts.
+    pub fn of_foreign(source: &'a dyn Source) -> Self {
+        Self { in_parts: true, ..Self::of(source, SMALL) }
+    }
+
+    /// Whether what came last is part of a row that is too long for a record. It may look like a row.
+    pub fn is_part(&self) -> bool {
+        self.part
+    }
+
+    /// The next rows, all of them whole unless [`Pieces::is_part`].
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
         let size = self.source.meta().size;
+        self.part = self.torn;
         while self.at < size {
             let piece = self.source.read_at(self.at, self.piece).await?;
             if piece.is_empty() {
                 return Err(Error::unavailable("a shard ended too early"));
             }
+            if self.torn {
+                // Up to its end; what follows that is read again.
+                let end = memchr::memchr2(usv::END, usv::RECORD, &piece).map(|end| end + 1);
+                self.torn = end.is_none();
+                let end = end.unwrap_or(piece.len());
+                self.at += end as u64;
+                return Ok(Some(piece.slice(..end)));
+            }
             self.at += piece.len() as u64;
             let end = if self.at >= size { piece.len() } else { usv::complete(&piece) };
             if end == 0 {
                 self.cut.extend_from_slice(&piece);
+                if self.in_parts && self.cut.len() > MAX_ROW {
+                    (self.part, self.torn) = (true, true);
+                    return Ok(Some(std::mem::take(&mut self.cut).into()));
+                }
                 continue;
             }
             if self.cut.is_empty() {

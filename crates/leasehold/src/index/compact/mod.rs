@@ -76,8 +76,8 @@ pub struct Compaction {
     pub bytes: u64,
     /// Objects deleted from the inbox.
     pub swept: u64,
-    /// Files of the flat inbox that were merged but could not be deleted, because the store cannot
-    /// delete conditionally.
+    /// Files of other tools that are still there: they cannot be read, or are still being written, or
+    /// the store cannot delete conditionally.
     pub left: u64,
     /// Whether there is more in the inbox than one compaction takes.
     pub more: bool,
@@ -291,6 +291,7 @@ impl Index {
             Some(_) => store.get(&layout.statistics(shard)).await?,
             None => None,
         };
+        let noted = statistics.as_ref().map(|object| object.meta.version.clone());
         let statistics = statistics.and_then(|object| Statistics::parse(&object.body));
         let fingerprint = known.schema.fingerprint();
         let ours = |statistics: &&Statistics| {
@@ -303,15 +304,19 @@ impl Index {
             Some(taken) => taken,
             None => self.take(shard, &inbox, work, options, unsorted, plan.sort).await?,
         };
-        let idle = taken.records == 0 && inbox.keys.is_empty() && taken.flat.is_empty();
+        let ours = |key: &Key| layout.is_ours(key.as_str());
+        let none = inbox.keys.is_empty() || (taken.left > 0 && !inbox.keys.iter().any(ours));
+        let idle = taken.records == 0 && none && taken.flat.is_empty();
         // A deletion is forgotten only if nothing waits that was not looked at: an older record of its
         // key would come back.
         let purge_before = options.purge_before.filter(|_| work.whole && !inbox.more);
+        let purge_before = purge_before.filter(|_| taken.left == 0);
         if idle && !options.rewrite && purge_before.is_none() && !resort {
-            return Ok(Compaction::new(shard, Outcome::Idle).into());
+            let left = taken.left;
+            return Ok(Compaction { left, ..Compaction::new(shard, Outcome::Idle) }.into());
         }
         let mode = if current.is_some() { Mode::Copy } else { Mode::Rewrite };
-        let Taken { mut sorted, records, quarantined, flat, resorted } = taken;
+        let Taken { mut sorted, records, quarantined, flat, left, resorted } = taken;
         let mut merging = Merging {
             index: self,
             shard,
@@ -356,7 +361,7 @@ impl Index {
             place.depart(load, store.env()).await;
         }
         let mut done = Compaction::new(shard, Outcome::Unchanged);
-        (done.counts, done.more) = (tally.counts, inbox.more);
+        (done.counts, done.more, done.left) = (tally.counts, inbox.more, left);
         let new = New {
             shard,
             seen,
@@ -369,6 +374,7 @@ impl Index {
             tenure,
             current,
             last: statistics.as_ref(),
+            noted,
             schema: fingerprint,
         };
         let published = self.publish(new, options, &mut done).await?;
@@ -382,6 +388,7 @@ impl Index {
         if work.later
             && !inbox.more
             && flat.is_empty()
+            && left == 0
             && names > FEW
             && let Ok(room) = self.0.unswept.clone().try_acquire_many_owned(names)
         {
@@ -395,10 +402,9 @@ impl Index {
 
     /// Rows that do not fit may be of a newer schema than ours: then they are not bad, we are late.
     async fn still_that(&self, schema: &Schema) -> Result<(), Stop> {
-        self.refresh().await?;
-        match self.schema().fingerprint() == schema.fingerprint() {
-            true => Ok(()),
-            false => Err(Stop::Abort("the schema was changed meanwhile".to_owned())),
+        match self.has_other_schema(schema).await? {
+            false => Ok(()),
+            true => Err(Stop::Abort("the schema was changed meanwhile".to_owned())),
         }
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct New<'a> {
     pub current: Option<&'a Statistics>,
     /// and the last there are.
     pub last: Option<&'a Statistics>,
+    /// in this version.
+    pub noted: Option<Version>,
     pub schema: String,
 }
 
@@ -60,21 +62,24 @@ impl Index {
             Publish::Nothing => {
                 // Others wrote it: it must be on disk before what it is made of goes.
                 store.persist(std::slice::from_ref(&key)).await?;
+                self.note_unchanged(new, options).await;
                 Published::Nothing
             }
             Publish::Write(when) => {
                 self.still_ours(new.started, new.tenure)?;
+                let noted = self.unnote(&new).await?;
                 let first = mutant::is(Mutant::FirstShardWrite) && new.seen.is_none();
                 let when = if new.blind || first { When::Any } else { when };
                 let held = new.tenure.is_some();
                 let New { seen, tally, body, load, current, last, schema, started, .. } = new;
                 let len = load.bytes;
                 (done.bytes, done.created) = (len, seen.is_none());
-                // Once what it says was purged, the shard may be what we have read again. Nor do others
-                // wait for one whose lease may be over by then.
-                let trusted = new.tenure.map_or(PUBLISH_WITHIN, Tenure::trusted_for);
-                let until = store.env().clock().boot().plus(trusted);
-                let until = until.min(started.plus(PUBLISH_WITHIN));
+                // Once what it says was purged, the shard may be what we have read again.
+                let mut until = started.plus(PUBLISH_WITHIN);
+                if let (Spooled::Staged(_), Some(tenure)) = (&body, new.tenure) {
+                    // Nor do others wait for one whose lease may be over by then.
+                    until = until.min(store.env().clock().boot().plus(tenure.trusted_for()));
+                }
                 let write = Write::when(when, Proof::Bytes).until(until);
                 let put = match body {
                     Spooled::Memory(bytes) => store.put(&key, bytes, write).await?,
@@ -95,7 +100,8 @@ impl Index {
                 };
                 match put {
                     Put::Stored(version) => {
-                        let after = Compacted { shard, version, before: seen, len, tally, held };
+                        let before = seen;
+                        let after = Compacted { shard, version, before, len, tally, held, noted };
                         self.note(after, current, last, schema, options).await;
                         Published::Stored
                     }
@@ -129,6 +135,34 @@ impl Index {
         }
     }
 
+    /// Removes statistics that say more rows than the new shard will have: should we die before we note
+    /// where the others are, nobody could tell that from a loss. Returns which are there then.
+    async fn unnote(&self, new: &New<'_>) -> Result<Option<Version>, Stop> {
+        if new.last.is_none_or(|last| last.rows <= new.tally.counts.rows_after) {
+            return Ok(new.noted.clone());
+        }
+        match self.0.store.delete(&self.0.layout.statistics(new.shard)).await? {
+            Delete::Deleted => Ok(None),
+            Delete::Refused | Delete::Contended | Delete::Unknown(_) => {
+                Err(Stop::Abort("its statistics could not be removed".to_owned()))
+            }
+        }
+    }
+
+    /// Notes what is known of a shard that stays as it is, where that was lost, or another tool wrote it:
+    /// every row of it was read.
+    async fn note_unchanged(&self, new: New<'_>, options: &CompactOptions) {
+        let New { shard, seen, tally, load, current, last, noted, schema, tenure, .. } = new;
+        let Some(version) = seen else { return };
+        let is_noted = |s: &Statistics| s.version == version.as_str() && s.schema == schema;
+        if last.is_some_and(is_noted) {
+            return;
+        }
+        let (before, len, held) = (Some(version.clone()), load.bytes, tenure.is_some());
+        let same = Compacted { shard, version, before, len, tally, held, noted };
+        self.note(same, current, last, schema, options).await;
+    }
+
     /// Notes what is known of the new shard. If that fails, the next compaction reads every row.
     async fn note(
         &self,
@@ -138,7 +172,7 @@ impl Index {
         schema: String,
         options: &CompactOptions,
     ) {
-        let Compacted { shard, version, before, len, tally, held } = after;
+        let Compacted { shard, version, before, len, tally, held, noted } = after;
         let digest_before = tally.before.or(current.map(|s| s.digest)).unwrap_or_default();
         let deletions = current.map_or(tally.deletions_before, |statistics| statistics.deletions);
         let Ok(now) = self.now().await else { return };
@@ -166,7 +200,13 @@ impl Index {
             file,
         };
         let key = self.0.layout.statistics(shard);
-        let write = Write::any().durability(Durability::Volatile);
+        // Without the lease, somebody may have noted a later one.
+        let write = match (held, noted) {
+            (true, _) => Write::any(),
+            (false, Some(noted)) => Write::when(When::Matches(noted), Proof::Bytes),
+            (false, None) => Write::when(When::Absent, Proof::Bytes),
+        };
+        let write = write.durability(Durability::Volatile);
         match self.0.store.put(&key, statistics.to_bytes().into(), write).await {
             Ok(Put::Stored(_)) => {}
             other => tracing::debug!(?other, %shard, "the statistics could not be written"),
@@ -183,8 +223,8 @@ impl Index {
     ) {
         let store = &self.0.store;
         let mut swept = Ok(());
-        // Those that other tools may overwrite are among the flat ones, with their versions.
-        let ours: Cow<'_, [Key]> = match flat.is_empty() {
+        // Those that other tools may overwrite are among the flat ones, with their versions, or left.
+        let ours: Cow<'_, [Key]> = match flat.is_empty() && done.left == 0 {
             true => pending.into(),
             false => {
                 pending.iter().filter(|key| self.0.layout.is_ours(key.as_str())).cloned().collect()
@@ -204,7 +244,7 @@ impl Index {
             // Only in the version that was merged: whoever overwrote it meanwhile meant it.
             let deleted = match mutant::is(Mutant::InboxOverwrite) {
                 true => store.delete(key).await,
-                false => store.delete_version(key, version).await,
+                false => store.delete_foreign(key, version).await,
             };
             match deleted {
                 Ok(Delete::Deleted) => done.swept += 1,
@@ -280,4 +320,6 @@ struct Compacted {
     tally: Tally,
     /// Whether its lease is held.
     held: bool,
+    /// The version of the statistics that these take the place of.
+    noted: Option<Version>,
 }

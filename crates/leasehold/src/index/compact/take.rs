@@ -4,21 +4,20 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use leasehold_protocol::compile::Bad;
-use leasehold_protocol::format::datapackage::Schema;
+use leasehold_protocol::format::datapackage::{MAX_ROW, Schema};
 use leasehold_protocol::format::usv;
 use leasehold_protocol::merge::Digest;
 use leasehold_protocol::shard::{KeyHash, Shard, Width};
 use tokio::sync::MutexGuard;
 
 use super::super::convoy::Place;
-use super::super::inbox::Listed;
+use super::super::inbox::{Listed, is_unreadable};
 use super::super::sort::{Sorted, Sorter};
 use super::super::write::AHEAD;
 use super::{CompactOptions, Index, Pieces, Stop, Work};
 use crate::store::Object;
-use crate::store::large::{SMALL, Source};
+use crate::store::large::Source;
 use crate::{Key, Result, Version};
 
 /// What is to be taken in.
@@ -42,8 +41,17 @@ pub(super) struct Taken {
     pub quarantined: u64,
     /// Objects that other tools may overwrite: deleted in the version that was read.
     pub flat: Vec<(Key, Version)>,
+    /// How many of those were left where they are: they cannot be read, or are still being written.
+    pub left: u64,
     /// Rows of the shard itself, where it had to be sorted.
     pub resorted: Option<Resorted>,
+}
+
+/// What became of an object that is read in pieces.
+enum Large {
+    Gone,
+    Left,
+    Taken(Version),
 }
 
 #[derive(Debug, Default)]
@@ -92,7 +100,7 @@ impl Index {
             bad: Vec::new(),
             strays: BTreeMap::new(),
         };
-        let (mut gone, mut flat) = (false, Vec::new());
+        let (mut gone, mut flat, mut left) = (false, Vec::new(), 0);
         for keys in inbox.keys.chunks(1024) {
             let each = |key: &Key, object: Option<Object>| {
                 let Some(object) = object else {
@@ -101,26 +109,25 @@ impl Index {
                 };
                 // What one of us put was checked then, and its name is not used again. Others' records
                 // are judged by the time of this very answer: it may have taken us an hour to ask.
-                let ours = self.0.layout.is_ours(key.as_str());
-                let ahead = object.meta.now.plus(AHEAD).as_micros();
-                reading.ahead = if ours { i64::MAX } else { ahead };
-                reading.read(key, &object.body)?;
-                if !ours {
-                    flat.push((key.clone(), object.meta.version));
+                if self.0.layout.is_ours(key.as_str()) {
+                    reading.ahead = i64::MAX;
+                    return reading.read(key, &object.body);
+                }
+                match self.take_foreign(key, &object, &mut reading)? {
+                    true => flat.push((key.clone(), object.meta.version)),
+                    false => left += 1,
                 }
                 Ok(())
             };
-            let large = self.read_objects(keys, each).await?;
-            for key in large {
+            let unread = self.read_objects(keys, each).await?;
+            left += unread.left;
+            for key in unread.large {
                 let ours = self.0.layout.is_ours(key.as_str());
-                reading.ahead = match ours {
-                    true => i64::MAX,
-                    false => self.now().await?.plus(AHEAD).as_micros(),
-                };
-                match self.take_large(&key, shard, &mut reading, options).await? {
-                    Some(version) if !ours => flat.push((key, version)),
-                    Some(_) => {}
-                    None => gone = true,
+                match self.take_large(&key, ours, shard, &mut reading, options).await? {
+                    Large::Taken(version) if !ours => flat.push((key, version)),
+                    Large::Taken(_) => {}
+                    Large::Left => left += 1,
+                    Large::Gone => gone = true,
                 }
             }
             if gone {
@@ -132,17 +139,21 @@ impl Index {
         for keys in work.flat.chunks(1024) {
             let each = |key: &Key, object: Option<Object>| {
                 // One that is gone was merged, or taken back by whoever wrote it.
-                if let Some(object) = object {
-                    reading.ahead = object.meta.now.plus(AHEAD).as_micros();
-                    reading.read(key, &object.body)?;
-                    flat.push((key.clone(), object.meta.version));
+                let Some(object) = object else { return Ok(()) };
+                match self.take_foreign(key, &object, &mut reading)? {
+                    true => flat.push((key.clone(), object.meta.version)),
+                    false => left += 1,
                 }
                 Ok(())
             };
-            let large = self.read_objects(keys, each).await?;
-            for key in large {
-                let version = self.take_large(&key, shard, &mut reading, options).await?;
-                flat.extend(version.map(|version| (key, version)));
+            let unread = self.read_objects(keys, each).await?;
+            left += unread.left;
+            for key in unread.large {
+                match self.take_large(&key, false, shard, &mut reading, options).await? {
+                    Large::Taken(version) => flat.push((key, version)),
+                    Large::Left => left += 1,
+                    Large::Gone => {}
+                }
             }
             self.set_aside(shard, &mut reading, options).await?;
         }
@@ -152,24 +163,68 @@ impl Index {
             None => None,
         };
         let Reading { sorter, quarantined, .. } = reading;
-        Ok(Taken { sorted: sorter.finish()?, records, quarantined, flat, resorted })
+        Ok(Taken { sorted: sorter.finish()?, records, quarantined, flat, left, resorted })
     }
 
-    /// Reads an object that is too large for memory, and returns its version, or `None` if it is gone.
+    /// Reads a file of another tool, unless that may still be writing it: what it writes after the file
+    /// was deleted is lost.
+    fn take_foreign(&self, key: &Key, object: &Object, reading: &mut Reading) -> Result<bool> {
+        if self.may_be_written(&object.meta, object.body.last().copied()) {
+            return Ok(false);
+        }
+        reading.ahead = object.meta.now.plus(AHEAD).as_micros();
+        reading.read(key, usv::unmarked(&object.body))?;
+        Ok(true)
+    }
+
+    /// Reads an object that is too large for memory. As with the others, records that were not checked when
+    /// they were put are judged by this answer's time.
     async fn take_large(
         &self,
         key: &Key,
+        ours: bool,
         shard: Shard,
         reading: &mut Reading,
         options: &CompactOptions,
-    ) -> Result<Option<Version>, Stop> {
-        let Some(source) = self.0.store.open(key).await? else { return Ok(None) };
-        let mut pieces = Pieces::of(&*source, SMALL);
-        while let Some(rows) = pieces.next().await? {
-            reading.read(key, &rows)?;
+    ) -> Result<Large, Stop> {
+        match self.take_pieces(key, ours, shard, reading, options).await {
+            // What was read of it is merged, and merged again once the rest can be read.
+            Err(Stop::Failed(error)) if !ours && is_unreadable(&error) => {
+                tracing::warn!(%key, %error, "left where it is");
+                Ok(Large::Left)
+            }
+            taken => taken,
+        }
+    }
+
+    async fn take_pieces(
+        &self,
+        key: &Key,
+        ours: bool,
+        shard: Shard,
+        reading: &mut Reading,
+        options: &CompactOptions,
+    ) -> Result<Large, Stop> {
+        let Some(source) = self.0.store.open(key).await? else { return Ok(Large::Gone) };
+        let meta = source.meta();
+        reading.ahead = if ours { i64::MAX } else { meta.now.plus(AHEAD).as_micros() };
+        if !ours {
+            let last = source.read_at(meta.size.saturating_sub(1), 1).await?;
+            if self.may_be_written(meta, last.last().copied()) {
+                return Ok(Large::Left);
+            }
+        }
+        let (mut pieces, mut at) = (Pieces::of_foreign(&*source), 0);
+        while let Some(piece) = pieces.next().await? {
+            let rows = if at == 0 && !ours { usv::unmarked(&piece) } else { &piece };
+            match pieces.is_part() {
+                true => reading.refuse(key, at, rows),
+                false => reading.read(key, rows)?,
+            }
+            at += piece.len();
             self.set_aside(shard, reading, options).await?;
         }
-        Ok(Some(source.meta().version.clone()))
+        Ok(Large::Taken(meta.version.clone()))
     }
 
     /// Reads a shard that is not sorted like an inbox.
@@ -232,7 +287,16 @@ struct Reading {
 }
 
 impl Reading {
-    fn read(&mut self, key: &Key, body: &Bytes) -> Result<()> {
+    /// Refuses part of a row that is longer than any record.
+    fn refuse(&mut self, key: &Key, at: usize, part: &[u8]) {
+        let row = part.strip_suffix(&[usv::END]).unwrap_or(part).to_vec();
+        let reason = format!("part of a row of more than {MAX_ROW} bytes");
+        self.quarantined += 1;
+        // Parts may be equal, and what is the same of the same source is kept once.
+        self.bad.push((format!("{key} from byte {at}"), vec![Bad { row, reason }]));
+    }
+
+    fn read(&mut self, key: &Key, body: &[u8]) -> Result<()> {
         let mut bad = Vec::new();
         for raw in usv::rows(body) {
             let Self { schema, width, shard, ahead, strays, moved, .. } = self;

@@ -15,6 +15,8 @@ pub struct Seen {
     pub message: String,
     /// Why no answer came.
     pub failure: String,
+    /// Whether it is the answer to a HEAD: that has no body which would say why.
+    pub is_head: bool,
 }
 
 /// What condition a request had.
@@ -51,10 +53,21 @@ fn is_expired(code: &str) -> bool {
 
 impl Seen {
     /// Whether credentials that are fetched anew could be better.
-    #[cfg(feature = "s3")]
     pub fn refuses_credentials(&self) -> bool {
         let code = self.code.as_str();
-        is_expired(code) || code == "InvalidAccessKeyId"
+        // To a HEAD these are as good as any reason. Others are a key of the reader's own that encrypts
+        // the object (400), another region (400), and what is not allowed (403).
+        let unexplained = self.is_head && code.is_empty() && matches!(self.status, 400 | 403);
+        is_expired(code) || code == "InvalidAccessKeyId" || unexplained
+    }
+
+    /// Whether those who give out credentials cannot do so just now, rather than will not.
+    pub fn will_pass(&self) -> bool {
+        let code = self.code.as_str();
+        // STS says so with a 400.
+        code.contains("Throttl")
+            || matches!(code, "RequestLimitExceeded" | "IDPCommunicationError")
+            || matches!(self.status, 408 | 429 | 500..)
     }
 
     /// What this answer means to a request with this condition.
@@ -112,6 +125,12 @@ impl Seen {
             401 | 403 => Failed(self.error(
                 ErrorKind::Denied,
                 "the store refuses these credentials: check the key, the secret and what they allow",
+            )),
+            // Credentials that have expired are answered like that; and it is about no object.
+            400 if self.is_head && self.code.is_empty() => Failed(self.error(
+                ErrorKind::Denied,
+                "the store refuses this request: have the credentials expired, or is the bucket in \
+                 another region?",
             )),
             301 | 307 | 308 => Failed(
                 self.error(ErrorKind::Invalid, "the bucket is in another region or endpoint"),
@@ -212,6 +231,28 @@ mod tests {
             seen(400, "RequestTimeout").answer(Condition::Matches),
             Answer::Unanswered(_)
         ));
+    }
+
+    /// A HEAD is not told why. What is wrong is not the object, which others would take for damaged.
+    #[test]
+    fn a_bare_refusal_of_a_head_is_about_credentials() {
+        for status in [400, 403] {
+            let bare = Seen { is_head: true, ..seen(status, "") };
+            let Answer::Failed(error) = bare.answer(Condition::None) else { panic!("{status}") };
+            assert_eq!(error.kind(), ErrorKind::Denied);
+        }
+        let Answer::Failed(error) = seen(400, "").answer(Condition::None) else { panic!("a GET") };
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn those_who_give_out_credentials_may_be_busy() {
+        for busy in [seen(400, "Throttling"), seen(400, "IDPCommunicationError"), seen(429, "")] {
+            assert!(busy.will_pass(), "{busy:?}");
+        }
+        for refusal in [seen(400, "ExpiredToken"), seen(403, "AccessDenied"), seen(404, "")] {
+            assert!(!refusal.will_pass(), "{refusal:?}");
+        }
     }
 
     #[test]

@@ -10,8 +10,9 @@ use opendal::raw::oio::{ReadStream as _, Write as _};
 use opendal::raw::{OpRead, OpReader, OpWrite, oio};
 use opendal::{Buffer, BytesRange, options};
 
+use super::Cloud;
 use super::answer::{Answer, Condition};
-use super::{Cloud, condition_of, etag, failed, read_error, tells_nothing};
+use super::outcome::{condition_of, etag, failed, not_stored, read_error, stored, tells_nothing};
 use crate::store::Backend as _;
 use crate::store::Kind;
 use crate::store::large::{FileBody, PIECE, SMALL, Source, Whole};
@@ -94,14 +95,7 @@ impl Cloud {
         }
         let error = match sent {
             Ok(()) => match writer.close().await {
-                Ok(told) => match self.version(&told) {
-                    Some(version) => return Ok(Put::Stored(version)),
-                    // It is there, but in which version? Whoever asks finds our bytes.
-                    None => {
-                        let error = Error::unavailable("the store does not tell the new version");
-                        return Ok(Put::Unknown(Unknown::NoAnswer(error.at(key))));
-                    }
-                },
+                Ok(told) => return Ok(stored(self.version(&told), key)),
                 Err(error) => error,
             },
             Err(error) => error,
@@ -111,15 +105,12 @@ impl Cloud {
         // not known whether the upload was completed, aborting it does no harm.
         let _ = writer.abort().await;
         match answer {
-            Answer::Refused => Ok(Put::Refused),
             // "No such upload": another attempt of ours may have completed it.
             Answer::Missing | Answer::NotModified => {
                 let error = Error::unavailable("the upload is gone").at(key);
                 Ok(Put::Unknown(Unknown::NoAnswer(error)))
             }
-            Answer::Contended => Ok(Put::Contended),
-            Answer::Unanswered(error) => Ok(Put::Unknown(Unknown::NoAnswer(error.at(key)))),
-            Answer::Failed(error) => Err(error.at(key)),
+            other => not_stored(other, key),
         }
     }
 }

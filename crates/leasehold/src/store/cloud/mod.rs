@@ -2,13 +2,15 @@
 //!
 //! OpenDAL builds and signs the requests and reads the answers' XML. It is used below its operator,
 //! whose path normalisation would change keys, and without its retries, which would turn our own
-//! success into "already exists". Added here: the store's clock, request counting, timeouts, a
-//! limit on connections, and outcomes decided by error codes (`answer`). Single objects on S3 go
-//! without it (`s3`).
+//! success into "already exists". Added here: the store's clock, request counting, timeouts, limits on
+//! connections and requests, and outcomes decided by error codes (`answer`). On S3 requests are signed
+//! here, and those for single objects go without OpenDAL altogether (`s3`).
 
 mod answer;
 mod connect;
 mod large;
+mod list;
+mod outcome;
 #[cfg(feature = "s3")]
 mod rules;
 #[cfg(feature = "s3")]
@@ -23,20 +25,25 @@ use bytes::Bytes;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::{Key, MAX_KEY_BYTES};
 use leasehold_protocol::time::StoreTime;
-use opendal::raw::oio::{Delete as _, List as _, ReadStream as _, Write as _};
-use opendal::raw::{OpDelete, OpList, OpRead, OpReader, OpStat, OpWrite, Servicer, oio};
+use opendal::raw::oio::{Delete as _, ReadStream as _, Write as _};
+use opendal::raw::{OpDelete, OpRead, OpReader, OpStat, OpWrite, Servicer, oio};
 use opendal::{Buffer, BytesRange, Executor, HttpTransporter, Metadata, OperationContext, options};
 
 use self::answer::{Answer, Condition};
+use self::list::CloudLister;
+use self::outcome::{
+    condition_of, etag, failed, first_line, meta_of, modified, not_deleted, not_got, not_stored,
+    read_error, stored, tells_nothing,
+};
 pub use self::services::CloudOptions;
-use self::transport::{Answered, Observed, Transport};
+use self::transport::{Answered, Observed, Transport, Urgency};
 use super::backend::{Backend, Kind, Lister, Reading};
 use super::large::{FileBody, Source};
 use super::meter::Meter;
-use super::types::{Delete, Durability, Entry, Get, List, Meta, Object, Page, Put, Unknown};
+use super::types::{Delete, Durability, Get, List, Meta, Object, Put};
 use super::url::check_bucket;
 use crate::env::Env;
-use crate::{Error, ErrorKind, Result, StoreSettings};
+use crate::{Error, Result, StoreSettings};
 
 /// A bucket, or what is below a prefix in it. Clones share the connections.
 #[derive(Debug, Clone)]
@@ -54,6 +61,9 @@ pub struct Cloud {
     /// The way without OpenDAL, where there is one.
     #[cfg(feature = "s3")]
     objects: Option<Arc<s3::Objects>>,
+    /// What signs requests, where OpenDAL does not.
+    #[cfg(feature = "s3")]
+    keys: Option<Arc<s3::Keys>>,
 }
 
 impl Cloud {
@@ -77,8 +87,13 @@ impl Cloud {
         let meter = Arc::new(Meter::default());
         let transport = Arc::new(Transport::new(settings, meter.clone(), env.clone()));
         #[cfg(feature = "s3")]
+        let keys = match kind == Kind::S3 && !options.anonymous && !s3::is_express(bucket) {
+            true => Some(Arc::new(s3::Keys::new(&transport, options, options.signing_region()?))),
+            false => None,
+        };
+        #[cfg(feature = "s3")]
         let objects = match kind {
-            Kind::S3 => s3::Objects::new(&transport, bucket, prefix, options).map(Arc::new),
+            Kind::S3 => s3::Objects::new(&transport, bucket, prefix, options, keys.clone()),
             _ => None,
         };
         let scheme = match kind {
@@ -105,22 +120,28 @@ impl Cloud {
             bucket: bucket.to_owned(),
             options: options.clone(),
             #[cfg(feature = "s3")]
-            objects,
+            objects: objects.map(Arc::new),
+            #[cfg(feature = "s3")]
+            keys,
         })
     }
 
     /// A context in which the answer to an operation is noted.
     fn operation(&self) -> (OperationContext, Arc<Mutex<Answered>>) {
-        self.operation_at(None)
+        let answered = Arc::new(Mutex::new(Answered::default()));
+        (self.context(self.observed(&answered)), answered)
     }
 
-    /// The same, and writes apply to this generation of the object only.
-    fn operation_at(&self, generation: Option<String>) -> (OperationContext, Arc<Mutex<Answered>>) {
-        let answered = Arc::new(Mutex::new(Answered::default()));
-        let observed =
-            Observed { transport: self.transport.clone(), answered: answered.clone(), generation };
-        let transport = HttpTransporter::new(observed);
-        (OperationContext::from_parts(transport, self.executor.clone()), answered)
+    fn observed(&self, answered: &Arc<Mutex<Answered>>) -> Observed {
+        Observed {
+            #[cfg(feature = "s3")]
+            keys: self.keys.clone(),
+            ..Observed::new(&self.transport, answered)
+        }
+    }
+
+    fn context(&self, observed: Observed) -> OperationContext {
+        OperationContext::from_parts(HttpTransporter::new(observed), self.executor.clone())
     }
 
     /// What was read, and what was told of it.
@@ -166,22 +187,8 @@ impl Cloud {
         text.map(|text| Version::new(text.trim_matches('"')))
     }
 
-    fn require_version(&self, meta: &Metadata, key: &Key) -> Result<Version> {
-        self.version(meta).ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "the store does not tell the object's version")
-                .at(key)
-        })
-    }
-
     fn meta(&self, meta: &Metadata, size: u64, date: Option<StoreTime>, key: &Key) -> Result<Meta> {
-        let modified = modified(meta).ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "the store does not tell when it was written")
-                .at(key)
-        })?;
-        // Without a Date there is no store clock; the doctor says so. An age of zero is the
-        // safe side: nothing looks stale.
-        let now = date.unwrap_or(modified);
-        Ok(Meta { version: self.require_version(meta, key)?, modified, now, size })
+        meta_of(self.version(meta), modified(meta), size, date, key)
     }
 }
 
@@ -192,114 +199,6 @@ fn check_azure(name: &str) -> Result<()> {
             "Azure has no keys with a backslash or with a dot at the end of a segment",
         )),
         false => Ok(()),
-    }
-}
-
-fn condition_of(when: &When) -> Condition {
-    match when {
-        When::Any => Condition::None,
-        When::Absent => Condition::Absent,
-        When::Matches(_) => Condition::Matches,
-    }
-}
-
-/// The condition value that a version stands for on the wire.
-fn etag(version: &Version) -> String {
-    format!("\"{version}\"")
-}
-
-fn modified(meta: &Metadata) -> Option<StoreTime> {
-    let time = meta.last_modified()?;
-    let time = std::time::SystemTime::from(time);
-    let micros = time.duration_since(std::time::UNIX_EPOCH).ok()?.as_micros();
-    Some(StoreTime::from_micros(i64::try_from(micros).ok()?))
-}
-
-/// What a failed operation means, from what the transport saw. OpenDAL's own view of it is only
-/// used where no answer was seen at all: it failed before sending, over credentials for example.
-fn failed(answered: &Mutex<Answered>, error: &opendal::Error, condition: Condition) -> Answer {
-    let answered = answered.lock().unwrap_or_else(PoisonError::into_inner);
-    let seen = &answered.seen;
-    if seen.status == 0 && seen.failure.is_empty() {
-        // Credentials could not be fetched just now: that is not the same as having none.
-        if let Some(failure) = &answered.side_failure {
-            return Answer::Failed(Error::unavailable(format!("no credentials: {failure}")));
-        }
-        let kind = match error.kind() {
-            opendal::ErrorKind::ConfigInvalid => ErrorKind::Invalid,
-            opendal::ErrorKind::PermissionDenied => ErrorKind::Denied,
-            opendal::ErrorKind::Unsupported => ErrorKind::Unsupported,
-            _ => ErrorKind::Denied,
-        };
-        return Answer::Failed(Error::new(
-            kind,
-            format!(
-                "the request could not be sent (are there credentials?): {}",
-                first_line(error)
-            ),
-        ));
-    }
-    seen.answer(condition)
-}
-
-fn first_line(error: &opendal::Error) -> String {
-    let mut text = error.message().to_owned();
-    let mut source = std::error::Error::source(error);
-    while let Some(inner) = source {
-        text = format!("{text}: {inner}");
-        source = inner.source();
-    }
-    text.lines().next().unwrap_or_default().to_owned()
-}
-
-fn tells_nothing(key: &Key) -> Error {
-    Error::new(ErrorKind::Unsupported, "the store tells nothing of the object").at(key)
-}
-
-/// For reads: everything that is not an answer is an error.
-fn read_error(answer: Answer, key: Option<&Key>) -> Error {
-    let error = match answer {
-        Answer::Unanswered(error) | Answer::Failed(error) => error,
-        Answer::Contended => Error::unavailable("the store is busy with this object"),
-        other => Error::new(ErrorKind::Internal, format!("unexpected answer to a read: {other:?}")),
-    };
-    match key {
-        Some(key) => error.at(key),
-        None => error,
-    }
-}
-
-/// What a read came to that was no success.
-fn not_got(answer: Answer, conditional: bool, key: &Key) -> Result<Get> {
-    match answer {
-        Answer::Missing => Ok(Get::Absent),
-        Answer::NotModified => Ok(Get::Unchanged),
-        Answer::Refused if conditional => Ok(Get::Unchanged),
-        other => Err(read_error(other, Some(key))),
-    }
-}
-
-/// The same of a write.
-fn not_stored(answer: Answer, key: &Key) -> Result<Put> {
-    match answer {
-        Answer::Refused => Ok(Put::Refused),
-        Answer::Contended => Ok(Put::Contended),
-        Answer::Unanswered(error) => Ok(Put::Unknown(Unknown::NoAnswer(error.at(key)))),
-        Answer::Missing | Answer::NotModified => Err(Error::invalid(
-            "the bucket does not exist: check its name, the region and the endpoint",
-        )),
-        Answer::Failed(error) => Err(error.at(key)),
-    }
-}
-
-/// The same of a delete.
-fn not_deleted(answer: Answer, key: &Key) -> Result<Delete> {
-    match answer {
-        Answer::Refused => Ok(Delete::Refused),
-        Answer::Missing | Answer::NotModified => Ok(Delete::Deleted),
-        Answer::Contended => Ok(Delete::Contended),
-        Answer::Unanswered(error) => Ok(Delete::Unknown(Unknown::NoAnswer(error.at(key)))),
-        Answer::Failed(error) => Err(error.at(key)),
     }
 }
 
@@ -345,7 +244,7 @@ impl Cloud {
         }
     }
 
-    async fn dal_put(&self, key: &Key, body: Bytes, when: &When) -> Result<Put> {
+    async fn dal_put(&self, key: &Key, body: Bytes, when: &When, urgency: Urgency) -> Result<Put> {
         let mut write = options::WriteOptions::default();
         // For Google, OpenDAL makes a conditional write an upload in several requests. The plain
         // one takes the condition just as well, in its query.
@@ -359,7 +258,8 @@ impl Cloud {
             When::Absent => write.if_not_exists = true,
             When::Matches(version) => write.if_match = Some(etag(version)),
         }
-        let (context, answered) = self.operation_at(generation);
+        let answered = Arc::new(Mutex::new(Answered::default()));
+        let context = self.context(Observed { generation, urgency, ..self.observed(&answered) });
         let written = async {
             let capability = self.service.capability_dyn();
             let (write, _) = OpWrite::from_options(&capability, write)?;
@@ -370,7 +270,7 @@ impl Cloud {
             writer.close().await
         };
         match written.await {
-            Ok(meta) => Ok(Put::Stored(self.require_version(&meta, key)?)),
+            Ok(meta) => Ok(stored(self.version(&meta), key)),
             Err(error) => not_stored(failed(&answered, &error, condition_of(when)), key),
         }
     }
@@ -444,13 +344,24 @@ impl Backend for Cloud {
         Box::pin(self.dal_head(key)).await
     }
 
-    async fn put(&self, key: &Key, body: Bytes, when: &When, _: Durability) -> Result<Put> {
+    async fn put(
+        &self,
+        key: &Key,
+        body: Bytes,
+        when: &When,
+        durability: Durability,
+    ) -> Result<Put> {
         self.check(key)?;
+        // What need not outlive a power loss is what is written again and again: renewals of leases.
+        let urgency = match durability {
+            Durability::Volatile => Urgency::First,
+            Durability::Durable | Durability::Ordered => Urgency::InLine,
+        };
         #[cfg(feature = "s3")]
         if let Some(objects) = &self.objects {
-            return objects.put(key, body, when).await;
+            return objects.put(key, body, when, urgency).await;
         }
-        Box::pin(self.dal_put(key, body, when)).await
+        Box::pin(self.dal_put(key, body, when, urgency)).await
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
@@ -504,120 +415,19 @@ impl Backend for Cloud {
     }
 
     fn list(&self, list: List) -> Box<dyn Lister> {
-        let (context, answered) = self.operation();
-        let capability = self.service.capability_dyn();
-        let options = options::ListOptions {
-            limit: capability.list_with_limit.then_some(list.page),
-            start_after: list.start_after.clone().filter(|_| capability.list_with_start_after),
-            recursive: !list.delimited,
-            ..options::ListOptions::default()
-        };
-        let path = if list.prefix.is_empty() { "/" } else { &list.prefix };
-        let lister = self.service.list_dyn(&context, path, OpList::from(options));
-        Box::new(CloudLister {
-            lister: lister.map_err(|error| first_line(&error)),
-            answered,
-            generations: self.uses_generations(),
-            list,
-            partial: Page::default(),
-            done: false,
-        })
+        Box::new(CloudLister::new(self, list))
     }
 
     async fn warnings(&self) -> Vec<String> {
         #[cfg(feature = "s3")]
         if self.kind == Kind::S3 {
             let (context, _) = self.operation();
-            let transport = context.http_transport();
-            return rules::warnings(transport, &self.bucket, &self.options).await;
+            return rules::warnings(context.http_transport(), &self.bucket, &self.options).await;
         }
         Vec::new()
     }
 
     async fn persist(&self, _: &[Key]) -> Result<()> {
         Ok(())
-    }
-}
-
-struct CloudLister {
-    lister: Result<oio::Lister, String>,
-    answered: Arc<Mutex<Answered>>,
-    generations: bool,
-    list: List,
-    /// What of the current page has arrived: kept when fetching more of it fails.
-    partial: Page,
-    done: bool,
-}
-
-impl CloudLister {
-    fn add(&mut self, path: &str, meta: &Metadata) {
-        // What is not asked for is dropped here: Azure ignores the entry point, and SeaweedFS has
-        // been seen to list siblings of a prefix.
-        let after = self.list.start_after.as_deref();
-        let version = if self.generations { meta.version() } else { meta.etag() };
-        if path.ends_with('/') {
-            // A folder marker has a version, a common prefix has none.
-            let wanted = self.list.delimited
-                && version.is_none()
-                && path.starts_with(&self.list.prefix)
-                && after.is_none_or(|after| path > after || after.starts_with(path));
-            if wanted && self.partial.prefixes.last().is_none_or(|last| last != path) {
-                self.partial.prefixes.push(path.to_owned());
-            }
-            return;
-        }
-        if !self.list.includes(path) {
-            return;
-        }
-        // Other tools may have put objects here that are not for us.
-        let Ok(key) = Key::new(path) else { return };
-        self.partial.entries.push(Entry {
-            key,
-            size: Some(meta.content_length()),
-            modified: modified(meta),
-            version: version.map(|text| Version::new(text.trim_matches('"'))),
-        });
-    }
-}
-
-#[async_trait]
-impl Lister for CloudLister {
-    async fn next_page(&mut self) -> Result<Option<Page>> {
-        if self.done {
-            return Ok(None);
-        }
-        while self.partial.len() < self.list.page {
-            let lister = match &mut self.lister {
-                Ok(lister) => lister,
-                Err(error) => return Err(Error::new(ErrorKind::Data, error.clone())),
-            };
-            match lister.next().await {
-                Ok(Some(entry)) => {
-                    let (path, meta) = entry.into_parts();
-                    self.add(&path, &meta);
-                }
-                Ok(None) => {
-                    self.done = true;
-                    break;
-                }
-                Err(error) => {
-                    // A page that came but cannot be read: OpenDAL would go on behind it.
-                    let status =
-                        self.answered.lock().unwrap_or_else(PoisonError::into_inner).seen.status;
-                    if (200..300).contains(&status) && !error.is_temporary() {
-                        let message = format!("the listing cannot be read: {}", first_line(&error));
-                        self.lister = Err(message.clone());
-                        return Err(Error::new(ErrorKind::Data, message));
-                    }
-                    return Err(match failed(&self.answered, &error, Condition::None) {
-                        Answer::Missing => Error::invalid("the bucket does not exist"),
-                        other => read_error(other, None),
-                    });
-                }
-            }
-        }
-        let mut page = std::mem::take(&mut self.partial);
-        page.now = self.answered.lock().unwrap_or_else(PoisonError::into_inner).date;
-        Ok(Some(page))
     }
 }

@@ -1,15 +1,14 @@
 //! Rules of an S3 bucket that work behind our back, read for the doctor.
 //!
 //! Versioning keeps a paid copy of every heartbeat for ever; an expiry rule deletes receipts and
-//! records that somebody relies on. OpenDAL does not ask for either, so the two requests are
-//! signed here, with the same credentials.
+//! records that somebody relies on. OpenDAL does not ask for either, so the two requests are made
+//! here, and signed like any other.
 
+use opendal::raw::Operation;
 use opendal::{Buffer, HttpTransporter};
-use reqsign_aws_v4::RequestSigner;
-use reqsign_core::Signer;
 
 use super::CloudOptions;
-use super::s3::{context, credentials};
+use super::s3::bucket_url;
 
 /// What to warn of. What may not be read, or is not supported, is passed over in silence: it is
 /// often not allowed.
@@ -47,19 +46,10 @@ async fn ask(
     options: &CloudOptions,
     what: &str,
 ) -> Option<String> {
-    let region = options.signing_region().ok()?;
-    let endpoint = match options.endpoint.as_deref() {
-        Some(endpoint) => endpoint.trim_end_matches('/').to_owned(),
-        None => format!("https://s3.{region}.amazonaws.com"),
-    };
-    let request = http::Request::get(format!("{endpoint}/{bucket}?{what}=")).body(()).ok()?;
-    let (mut parts, ()) = request.into_parts();
-    if !options.anonymous {
-        let signer = RequestSigner::new("s3", &region);
-        let signer = Signer::new(context(transport), credentials(options), signer);
-        signer.sign(&mut parts, None).await.ok()?;
-    }
-    let request = http::Request::from_parts(parts, Buffer::new());
+    let url = bucket_url(bucket, options, &options.signing_region().ok()?);
+    // Whatever is an operation goes to the bucket, and is signed.
+    let request = http::Request::get(format!("{url}?{what}=")).extension(Operation::Read);
+    let request = request.body(Buffer::new()).ok()?;
     let response = transport.send(request).await.ok()?;
     let found = response.status().is_success();
     tracing::debug!(what, status = response.status().as_u16(), "asked for the bucket's rules");

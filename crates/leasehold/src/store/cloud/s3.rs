@@ -2,42 +2,42 @@
 //!
 //! To read, write or delete one object is what everything above does all day. By way of OpenDAL that
 //! takes twice the processor time of the request itself, for the sake of what is not needed here; so
-//! these requests are built and signed in this file. Listings, batches, uploads in parts and S3
-//! Express, whose sessions are an affair of their own, are OpenDAL's.
+//! these requests are built in this file. Listings, batches, uploads in parts and S3 Express, whose
+//! sessions are an affair of their own, are OpenDAL's.
 //!
-//! The signature covers all that decides what a request does, its condition included, and not the
-//! body, like OpenDAL's.
+//! All of them, Express aside, are signed with what `keys` has, when their turn has come: so no
+//! signature grows old in the line. It covers all that decides what a request does, its condition
+//! included, and not the body, like OpenDAL's.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+mod keys;
+
+use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, HOST, HeaderName, IF_MATCH, IF_NONE_MATCH};
+use http::header::{CONTENT_LENGTH, HOST, HeaderName, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri};
 use http_body_util::Full;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
 use leasehold_protocol::time::StoreTime;
-use opendal::HttpTransporter;
-use reqsign_aws_v4::{Credential, DefaultCredentialProvider, StaticCredentialProvider};
-use reqsign_core::hash::{hex_hmac_sha256, hex_sha256, hmac_sha256};
-use reqsign_core::time::Timestamp;
-use reqsign_core::{
-    Context, OsEnv, ProvideCredential as _, ProvideCredentialChain, SigningCredential as _,
-};
 
+use self::keys::Headers;
+pub use self::keys::{Keys, Signing, credentials};
+use super::CloudOptions;
 use super::answer::{Answer, Condition, Seen};
 use super::connect::{Target, host_of};
-use super::transport::{Answered, Observed, Reply, Transport, header};
-use super::{CloudOptions, condition_of, etag, not_deleted, not_got, not_stored, read_error};
+use super::outcome::{
+    condition_of, etag, meta_of, not_deleted, not_got, not_stored, read_error, stored,
+};
+use super::transport::{Reply, Transport, Urgency, header};
 use crate::store::meter::Class;
 use crate::store::types::{Delete, Get, Meta, Object, Put};
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result};
 
-const UNSIGNED: &str = "UNSIGNED-PAYLOAD";
-const X_AMZ_CONTENT: HeaderName = HeaderName::from_static("x-amz-content-sha256");
-const X_AMZ_DATE: HeaderName = HeaderName::from_static("x-amz-date");
-const X_AMZ_TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
+/// Whether a bucket is of S3 Express.
+pub fn is_express(bucket: &str) -> bool {
+    bucket.ends_with("--x-s3")
+}
 
 /// The objects of a bucket, below a prefix.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub struct Objects {
     /// What comes before a key in the path of its URL.
     base: String,
     /// `None` if requests are not to be signed.
-    keys: Option<Keys>,
+    keys: Option<Arc<Keys>>,
 }
 
 impl Objects {
@@ -58,8 +58,9 @@ impl Objects {
         bucket: &str,
         prefix: &str,
         options: &CloudOptions,
+        keys: Option<Arc<Keys>>,
     ) -> Option<Self> {
-        if bucket.ends_with("--x-s3") {
+        if is_express(bucket) {
             return None;
         }
         let region = options.signing_region().ok()?;
@@ -73,7 +74,6 @@ impl Objects {
             push_encoded(&mut base, prefix);
             base.push('/');
         }
-        let keys = (!options.anonymous).then(|| Keys::new(options, region));
         let host = to.to_string().try_into().ok()?;
         Some(Self { transport: transport.clone(), to, host, base, keys })
     }
@@ -82,7 +82,7 @@ impl Objects {
     pub async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
         let known = unless.map(|version| (IF_NONE_MATCH, etag(version)));
         // "Not modified" can come as a 412 too.
-        match self.ask(Class::Get, Method::GET, key, known, None).await {
+        match self.ask(Method::GET, key, known, None, Urgency::InLine).await {
             Ok(mut reply) => match reply.body.read_all().await {
                 Ok(body) => {
                     let meta = meta(&reply.headers, body.len() as u64, reply.date, key)?;
@@ -100,7 +100,7 @@ impl Objects {
 
     /// What the store tells of the object.
     pub async fn head(&self, key: &Key) -> Result<Option<Meta>> {
-        match self.ask(Class::Head, Method::HEAD, key, None, None).await {
+        match self.ask(Method::HEAD, key, None, None, Urgency::InLine).await {
             Ok(reply) => {
                 let size = header(&reply.headers, "content-length").and_then(|n| n.parse().ok());
                 meta(&reply.headers, size.unwrap_or(0), reply.date, key).map(Some)
@@ -112,16 +112,16 @@ impl Objects {
         }
     }
 
-    pub async fn put(&self, key: &Key, body: Bytes, when: &When) -> Result<Put> {
+    pub async fn put(&self, key: &Key, body: Bytes, when: &When, urgency: Urgency) -> Result<Put> {
         let condition = match when {
             When::Any => None,
             When::Absent => Some((IF_NONE_MATCH, "*".to_owned())),
             When::Matches(version) => Some((IF_MATCH, etag(version))),
         };
-        match self.ask(Class::Put, Method::PUT, key, condition, Some(body)).await {
+        match self.ask(Method::PUT, key, condition, Some(body), urgency).await {
             Ok(mut reply) => {
                 reply.body.skip().await;
-                Ok(Put::Stored(version(&reply.headers, key)?))
+                Ok(stored(version(&reply.headers), key))
             }
             Err(failed) => not_stored(failed.answer(condition_of(when)), key),
         }
@@ -129,7 +129,7 @@ impl Objects {
 
     pub async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
         let condition = version.map(|version| (IF_MATCH, etag(version)));
-        match self.ask(Class::Delete, Method::DELETE, key, condition, None).await {
+        match self.ask(Method::DELETE, key, condition, None, Urgency::InLine).await {
             Ok(mut reply) => {
                 reply.body.skip().await;
                 Ok(Delete::Deleted)
@@ -147,25 +147,41 @@ impl Objects {
     /// The answer to a request, if that is a success.
     async fn ask(
         &self,
-        class: Class,
         method: Method,
         key: &Key,
         condition: Option<(HeaderName, String)>,
         body: Option<Bytes>,
+        urgency: Urgency,
     ) -> Result<Reply, Failed> {
-        let (request, signing) = self.request(method, key, condition, body).await?;
-        match self.transport.exchange(class, &self.to, request).await {
-            Ok(reply) if reply.status.is_success() => Ok(reply),
-            Ok(mut reply) => {
-                Box::pin(reply.explain()).await;
-                if let (Some(keys), Some(signing)) = (&self.keys, signing)
-                    && reply.seen.refuses_credentials()
-                {
-                    keys.forget(&signing.credential);
+        let condition = match condition {
+            Some((name, value)) => Some((name, HeaderValue::try_from(value).map_err(unsendable)?)),
+            None => None,
+        };
+        let class = class_of(&method);
+        let mut refused = false;
+        loop {
+            let admitted = self.transport.admit(class, urgency).await;
+            let (method, condition, body) = (method.clone(), condition.clone(), body.clone());
+            let (request, signing) = self.request(method, key, condition, body).await?;
+            let seen = match self.transport.exchange(admitted, &self.to, request).await {
+                Ok(reply) if reply.status.is_success() => return Ok(reply),
+                Ok(mut reply) => {
+                    Box::pin(reply.explain()).await;
+                    reply.seen
                 }
-                Err(Failed::Answered(reply.seen))
+                Err(failure) => Seen { failure, ..Seen::default() },
+            };
+            // Whoever is not known to the store has had nothing carried out: nothing is doubled.
+            if let (Some(keys), Some(signing)) = (&self.keys, signing)
+                && seen.refuses_credentials()
+                && !refused
+                && Box::pin(keys.has_other(&signing.credential)).await?
+            {
+                refused = true;
+                self.transport.note_retry();
+                continue;
             }
-            Err(failure) => Err(Failed::Answered(Seen { failure, ..Seen::default() })),
+            return Err(Failed::Answered(seen));
         }
     }
 
@@ -173,9 +189,9 @@ impl Objects {
         &self,
         method: Method,
         key: &Key,
-        condition: Option<(HeaderName, String)>,
+        condition: Option<(HeaderName, HeaderValue)>,
         body: Option<Bytes>,
-    ) -> Result<(Request<Full<Bytes>>, Option<Arc<Signing>>), Failed> {
+    ) -> Result<(Request<Full<Bytes>>, Option<Arc<Signing>>)> {
         let mut path = String::with_capacity(self.base.len() + key.as_str().len() + 8);
         path.push_str(&self.base);
         push_encoded(&mut path, key.as_str());
@@ -186,15 +202,11 @@ impl Objects {
         }
         headers.add(HOST, self.host.clone());
         if let Some((name, value)) = condition {
-            headers.add(name, value.try_into().map_err(unsendable)?);
+            headers.add(name, value);
         }
         let mut signing = None;
         if let Some(keys) = &self.keys {
-            let current = match keys.current() {
-                Some(current) => current,
-                // Boxed: once a second, and all others would carry its state along.
-                None => Box::pin(keys.fetch(&self.transport)).await?,
-            };
+            let current = keys.signing().await?;
             current.sign(&method, &path, &mut headers)?;
             signing = Some(current);
         }
@@ -223,34 +235,36 @@ impl Failed {
     }
 }
 
-fn unsendable(error: impl std::fmt::Display) -> Failed {
-    Failed::Unsent(Error::invalid(format!("this cannot be put into a request: {error}")))
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Unsent(error)
+    }
 }
 
-fn version(headers: &HeaderMap, key: &Key) -> Result<Version> {
-    match header(headers, "etag") {
-        Some(etag) => Ok(Version::new(etag.trim_matches('"'))),
-        None => {
-            let message = "the store does not tell the object's version";
-            Err(Error::new(ErrorKind::Unsupported, message).at(key))
-        }
+fn unsendable(error: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("this cannot be put into a request: {error}"))
+}
+
+fn class_of(method: &Method) -> Class {
+    match *method {
+        Method::GET => Class::Get,
+        Method::HEAD => Class::Head,
+        Method::DELETE => Class::Delete,
+        _ => Class::Put,
     }
+}
+
+fn version(headers: &HeaderMap) -> Option<Version> {
+    header(headers, "etag").map(|etag| Version::new(etag.trim_matches('"')))
 }
 
 fn meta(headers: &HeaderMap, size: u64, date: Option<StoreTime>, key: &Key) -> Result<Meta> {
     let modified = header(headers, "last-modified").and_then(StoreTime::from_http_date);
-    let Some(modified) = modified else {
-        let message = "the store does not tell when it was written";
-        return Err(Error::new(ErrorKind::Unsupported, message).at(key));
-    };
-    // Without a Date there is no store clock; the doctor says so. An age of zero is the safe side:
-    // nothing looks stale.
-    let now = date.unwrap_or(modified);
-    Ok(Meta { version: version(headers, key)?, modified, now, size })
+    meta_of(version(headers), modified, size, date, key)
 }
 
 /// The URL of a bucket, as OpenDAL makes it of the same options.
-fn bucket_url(bucket: &str, options: &CloudOptions, region: &str) -> String {
+pub fn bucket_url(bucket: &str, options: &CloudOptions, region: &str) -> String {
     let endpoint = options.s3_endpoint();
     let mut url = match endpoint.starts_with("http") {
         true => endpoint.to_owned(),
@@ -287,239 +301,6 @@ fn push_encoded(path: &mut String, text: &str) {
                 path.push(HEX[usize::from(byte & 15)].into());
             }
         }
-    }
-}
-
-/// Where credentials come from: as given, or as Amazon's tools find them.
-pub fn credentials(options: &CloudOptions) -> ProvideCredentialChain<Credential> {
-    if let (Some(access), Some(secret)) = (&options.access_key, &options.secret_key) {
-        let mut given = StaticCredentialProvider::new(access, secret);
-        if let Some(token) = &options.session_token {
-            given = given.with_session_token(token);
-        }
-        return ProvideCredentialChain::new().push(given);
-    }
-    let mut usual = DefaultCredentialProvider::builder();
-    if let Some(profile) = &options.profile {
-        usual = usual.with_profile(profile);
-    }
-    if options.endpoint.is_some() {
-        usual = usual.no_imds();
-    }
-    ProvideCredentialChain::new().push(usual.build())
-}
-
-/// Headers of a request, and how the signature wants them.
-#[derive(Default)]
-struct Headers {
-    map: HeaderMap,
-    canonical: String,
-    names: String,
-}
-
-impl Headers {
-    fn add(&mut self, name: HeaderName, value: HeaderValue) {
-        if !self.names.is_empty() {
-            self.names.push(';');
-        }
-        self.names.push_str(name.as_str());
-        self.canonical.push_str(name.as_str());
-        self.canonical.push(':');
-        // Ours are all text.
-        self.canonical.push_str(value.to_str().unwrap_or_default());
-        self.canonical.push('\n');
-        self.map.insert(name, value);
-    }
-}
-
-/// Credentials, and what was made of them for the present second.
-#[derive(Debug)]
-struct Keys {
-    provider: ProvideCredentialChain<Credential>,
-    region: String,
-    newest: Mutex<Option<Arc<Signing>>>,
-    /// Held while credentials are fetched: one of those who need them does it for all.
-    fetching: tokio::sync::Mutex<Option<Kept>>,
-}
-
-/// A credential that may do for many seconds.
-#[derive(Debug)]
-struct Kept {
-    credential: Credential,
-    /// In seconds: when a better one may be asked for.
-    again: i64,
-}
-
-/// For how long a credential has to be good, to be used while there is none that lasts longer.
-const SPARE: Duration = Duration::from_secs(5);
-
-/// How long a request waits for a new credential while the old one is good, and how long nobody asks
-/// again, in seconds: those who give them out are slow or down, and the bucket is not.
-const PATIENCE: Duration = Duration::from_secs(5);
-const PAUSE: i64 = 10;
-
-impl Keys {
-    fn new(options: &CloudOptions, region: String) -> Self {
-        let (provider, newest) = (credentials(options), Mutex::default());
-        Self { provider, region, newest, fetching: tokio::sync::Mutex::default() }
-    }
-
-    /// What signs requests of this second, if there is something.
-    fn current(&self) -> Option<Arc<Signing>> {
-        let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        newest.as_ref().filter(|newest| newest.second == second()).cloned()
-    }
-
-    async fn fetch(&self, transport: &Arc<Transport>) -> Result<Arc<Signing>, Failed> {
-        let mut kept = self.fetching.lock().await;
-        if let Some(signing) = self.current() {
-            return Ok(signing);
-        }
-        let credential = Self::renewed(&mut kept, self.provide(transport)).await?;
-        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        let signing = Arc::new(Signing::new(credential, &self.region, newest.as_deref())?);
-        *newest = Some(signing.clone());
-        Ok(signing)
-    }
-
-    /// The credential that is kept, or a new one if that does not last long any more: two minutes. If
-    /// none can be had, the old one for as long as it is good.
-    async fn renewed(
-        kept: &mut Option<Kept>,
-        provide: impl Future<Output = Result<Credential, Failed>>,
-    ) -> Result<Credential, Failed> {
-        let now = Timestamp::now();
-        let again = now.as_second() + PAUSE;
-        let Some(old) = kept.as_mut().filter(|old| old.credential.is_valid_at(now + SPARE)) else {
-            let credential = provide.await?;
-            *kept = Some(Kept { credential: credential.clone(), again });
-            return Ok(credential);
-        };
-        if !old.credential.is_valid() && old.again <= now.as_second() {
-            match tokio::time::timeout(PATIENCE, provide).await {
-                Ok(Ok(credential)) => old.credential = credential,
-                _ => tracing::warn!("no new credentials for the bucket: the old ones expire soon"),
-            }
-            old.again = again;
-        }
-        Ok(old.credential.clone())
-    }
-
-    /// The store refuses this one, whatever it says of itself: the next request fetches one anew.
-    fn forget(&self, refused: &Credential) {
-        let is_refused = |credential: &Credential| {
-            credential.access_key_id == refused.access_key_id
-                && credential.session_token == refused.session_token
-        };
-        // If somebody is fetching, a new one comes anyway.
-        if let Ok(mut kept) = self.fetching.try_lock() {
-            kept.take_if(|kept| is_refused(&kept.credential));
-        }
-        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
-        newest.take_if(|newest| is_refused(&newest.credential));
-    }
-
-    async fn provide(&self, transport: &Arc<Transport>) -> Result<Credential, Failed> {
-        let answered = Arc::new(Mutex::new(Answered::default()));
-        let observed =
-            Observed { transport: transport.clone(), answered: answered.clone(), generation: None };
-        let context = context(&HttpTransporter::new(observed));
-        let why = match self.provider.provide_credential(&context).await {
-            Ok(Some(credential)) => return Ok(credential),
-            Ok(None) => "none were found".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        // They could not be fetched just now: that is not the same as having none.
-        let answered = answered.lock().unwrap_or_else(PoisonError::into_inner);
-        Err(Failed::Unsent(match &answered.side_failure {
-            Some(failure) => Error::unavailable(format!("no credentials: {failure}")),
-            None => Error::new(
-                ErrorKind::Denied,
-                format!("the request could not be sent (are there credentials?): {why}"),
-            ),
-        }))
-    }
-}
-
-/// What the search for credentials may use.
-pub fn context(transport: &HttpTransporter) -> Context {
-    Context::new()
-        .with_file_read(reqsign_file_read_tokio::TokioFileRead)
-        .with_http_send(transport.clone())
-        .with_env(OsEnv)
-}
-
-/// The machine's own time, as OpenDAL takes it: a store judges a signature by it, and nothing else
-/// depends on it.
-fn second() -> i64 {
-    Timestamp::now().as_second()
-}
-
-/// What signs the requests of one second.
-struct Signing {
-    second: i64,
-    credential: Credential,
-    /// The second, `20261115T094157Z`, as text and as a header.
-    date: String,
-    date_header: HeaderValue,
-    token: Option<HeaderValue>,
-    /// `20261115/us-east-1/s3/aws4_request`
-    scope: String,
-    /// Good for a day.
-    key: Vec<u8>,
-}
-
-impl std::fmt::Debug for Signing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Secrets stay out of logs.
-        f.debug_struct("Signing").field("scope", &self.scope).finish_non_exhaustive()
-    }
-}
-
-impl Signing {
-    /// For now; the key is `before`'s if that is of the same day and credential.
-    fn new(credential: Credential, region: &str, before: Option<&Self>) -> Result<Self, Failed> {
-        let second = second();
-        let now = Timestamp::from_second(second).map_err(unsendable)?;
-        let date = now.format_iso8601();
-        let scope = format!("{}/{region}/s3/aws4_request", now.format_date());
-        let secret = &credential.secret_access_key;
-        let same = |before: &&Self| {
-            before.scope == scope && before.credential.secret_access_key == *secret
-        };
-        let key = match before.filter(same) {
-            Some(before) => before.key.clone(),
-            None => scope.split('/').fold(format!("AWS4{secret}").into_bytes(), |key, part| {
-                hmac_sha256(&key, part.as_bytes())
-            }),
-        };
-        let token = credential.session_token.as_deref().map(HeaderValue::from_str);
-        let mut token = token.transpose().map_err(unsendable)?;
-        token.iter_mut().for_each(|token| token.set_sensitive(true));
-        let date_header = HeaderValue::from_str(&date).map_err(unsendable)?;
-        Ok(Self { second, credential, date, date_header, token, scope, key })
-    }
-
-    /// Adds what makes the request ours. All headers that are there are signed.
-    fn sign(&self, method: &Method, path: &str, headers: &mut Headers) -> Result<(), Failed> {
-        headers.add(X_AMZ_CONTENT, HeaderValue::from_static(UNSIGNED));
-        headers.add(X_AMZ_DATE, self.date_header.clone());
-        if let Some(token) = &self.token {
-            headers.add(X_AMZ_TOKEN, token.clone());
-        }
-        let Headers { map, canonical, names } = headers;
-        let request = [method.as_str(), "\n", path, "\n\n", canonical, "\n", names, "\n", UNSIGNED];
-        let hash = hex_sha256(request.concat().as_bytes());
-        let Self { credential, date, scope, key, .. } = self;
-        let to_sign = ["AWS4-HMAC-SHA256\n", date, "\n", scope, "\n", &hash].concat();
-        let signature = hex_hmac_sha256(key, to_sign.as_bytes());
-        let access = &credential.access_key_id;
-        let words = ["AWS4-HMAC-SHA256 Credential=", access, "/", scope, ", SignedHeaders=", names];
-        let value = [&words.concat(), ", Signature=", &signature].concat();
-        let mut value = HeaderValue::try_from(value).map_err(unsendable)?;
-        value.set_sensitive(true);
-        map.insert(AUTHORIZATION, value);
-        Ok(())
     }
 }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use opendal::raw::Servicer;
 use serde::{Deserialize, Serialize};
 
-use super::first_line;
+use super::outcome::first_line;
+#[cfg(feature = "s3")]
+use super::s3::{credentials, is_express};
 use crate::store::Kind;
 use crate::{Error, ErrorKind, Result};
 
@@ -108,26 +110,18 @@ fn s3_service(bucket: &str, prefix: &str, options: &CloudOptions) -> Result<Serv
         .root(prefix)
         .region(&options.signing_region()?)
         .endpoint(options.s3_endpoint());
-    if options.endpoint.is_some() {
-        s3 = s3.disable_ec2_metadata();
+    if options.access_key.is_some() != options.secret_key.is_some() {
+        return Err(Error::invalid("an access key needs its secret key, and the reverse"));
     }
     if !options.uses_path_style(bucket) {
         s3 = s3.enable_virtual_host_style();
     }
-    if let (Some(access), Some(secret)) = (&options.access_key, &options.secret_key) {
-        s3 = s3.access_key_id(access).secret_access_key(secret).disable_config_load();
-        if let Some(token) = &options.session_token {
-            s3 = s3.session_token(token);
-        }
-    } else if options.access_key.is_some() || options.secret_key.is_some() {
-        return Err(Error::invalid("an access key needs its secret key, and the reverse"));
-    }
-    if let Some(profile) = &options.profile {
-        s3 = s3.profile(profile);
-    }
-    if options.anonymous {
-        s3 = s3.skip_signature();
-    }
+    // OpenDAL's own signer keeps credentials that do not say when they expire for ever, and signs
+    // before requests wait for their turn. The sessions of S3 Express are made anew every few minutes.
+    s3 = match is_express(bucket) && !options.anonymous {
+        true => s3.credential_provider_chain(credentials(options)),
+        false => s3.skip_signature(),
+    };
     built(s3.build())
 }
 

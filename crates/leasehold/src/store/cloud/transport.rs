@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::Stream;
+use http::request::Parts;
 use http_body_util::Full;
 use hyper::body::{Body as _, Incoming};
 use leasehold_protocol::pace::Pace;
@@ -18,10 +19,12 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::answer::{Seen, parse_error_body};
 use super::connect::{Client, Failure, Lent, Limit, Target, client, host_of, side_client};
-use crate::StoreSettings;
+#[cfg(feature = "s3")]
+use super::s3::{Keys, Signing};
 use crate::env::{BootTime, Env};
 use crate::store::backend::Reading;
 use crate::store::meter::{Class, Meter};
+use crate::{Error, Result, StoreSettings};
 
 /// Shared by all requests to a bucket.
 #[derive(Debug)]
@@ -30,6 +33,9 @@ pub struct Transport {
     /// For credentials, which come from elsewhere: connections to the bucket that stand idle must
     /// not keep these waiting.
     side: OnceLock<Client>,
+    /// Requests wait here until they may be sent, one behind the other. Whoever is first waits for its
+    /// turn; what is urgent does that at once, and so has but one of these before it.
+    line: tokio::sync::Mutex<()>,
     /// Requests wait here for a connection, before their time begins to run.
     turns: Limit,
     connections: Arc<Limit>,
@@ -50,6 +56,7 @@ impl Transport {
         Self {
             client: client(&connections, settings.request_timeout, &env),
             side: OnceLock::new(),
+            line: tokio::sync::Mutex::default(),
             turns: Limit::new(settings.connections),
             connections,
             pace: Mutex::new(settings.requests_per_minute.map(Pace::per_minute)),
@@ -76,7 +83,30 @@ impl Transport {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until one more request may be sent.
+    /// Counts a request that is sent again.
+    pub fn note_retry(&self) {
+        self.meter.retried();
+    }
+
+    /// Waits until one more request may be sent. What has a date or a signature gets it after this: it
+    /// may take long.
+    ///
+    /// At a low pace hundreds may wait, and that may take longer than a lease lasts. A renewal waits for
+    /// one of them, and for other renewals.
+    pub async fn admit(&self, class: Class, urgency: Urgency) -> Admitted {
+        if class == Class::Other {
+            return Admitted { class, turn: None };
+        }
+        let first = match urgency {
+            Urgency::InLine => Some(self.line.lock().await),
+            Urgency::First => None,
+        };
+        let turn = self.turns.take().await;
+        self.keep_pace().await;
+        drop(first);
+        Admitted { class, turn }
+    }
+
     async fn keep_pace(&self) {
         let now = self.env.clock().boot().since(BootTime::from_boot(Duration::ZERO));
         let wait = self.pace().as_mut().map(|pace| pace.take(now)).unwrap_or_default();
@@ -89,25 +119,22 @@ impl Transport {
     /// none.
     pub async fn exchange(
         &self,
-        class: Class,
+        admitted: Admitted,
         to: &Target,
         mut request: http::Request<Full<Bytes>>,
     ) -> Result<Reply, String> {
         let size = request.body().size_hint().lower();
-        let (client, turn) = match class {
-            Class::Other => (self.side.get_or_init(|| side_client(self.timeout, &self.env)), None),
-            _ => (&self.client, self.turns.take().await),
+        let Admitted { class, turn } = admitted;
+        let client = match class {
+            Class::Other => self.side.get_or_init(|| side_client(self.timeout, &self.env)),
+            _ => &self.client,
         };
-        // With a connection in hand: so no more than there are connections wait in line, and none of
-        // them longer than that many requests take.
-        if class != Class::Other {
-            self.keep_pace().await;
-        }
         self.meter.request(class, size);
         // A slow line may take its time over a large body: 64 KiB/s are enough for anyone.
         let patience = self.timeout + Duration::from_millis(size / 64);
         let is_head = request.method() == http::Method::HEAD;
         request.headers_mut().insert(http::header::USER_AGENT, AGENT);
+        let sent = self.env.clock().boot();
         let (response, lent) = match tokio::time::timeout(patience, client.send(to, request)).await
         {
             Ok(Ok(answered)) => answered,
@@ -120,7 +147,9 @@ impl Transport {
         if let Some(store) = date
             && class != Class::Other
         {
-            let reading = Reading { store, at: self.env.clock().boot() };
+            let at = self.env.clock().boot();
+            let unsure = Duration::from_secs(1) + at.since(sent);
+            let reading = Reading { store, at, unsure };
             *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reading);
         }
         let mut code = header(&headers, "x-ms-error-code").unwrap_or_default().to_owned();
@@ -131,7 +160,7 @@ impl Transport {
         {
             code = "RequestTimeTooSkewed".to_owned();
         }
-        let seen = Seen { status: status.as_u16(), code, ..Seen::default() };
+        let seen = Seen { status: status.as_u16(), code, is_head, ..Seen::default() };
         let body = Body::new(body, lent, turn, self);
         Ok(Reply { status, headers, seen, date, body })
     }
@@ -144,37 +173,63 @@ impl Transport {
     async fn send(
         &self,
         request: http::Request<Buffer>,
-        seen: &Mutex<Answered>,
+        observed: &Observed,
     ) -> opendal::Result<http::Response<HttpBody>> {
-        let (parts, body) = request.into_parts();
-        let class = class_of(&parts);
+        let (mut parts, body) = request.into_parts();
+        let (class, body) = (class_of(&parts), body.to_bytes());
         let bad = || DalError::new(DalKind::Unexpected, "bad URL");
         let to = Target::of(&parts.uri).ok_or_else(bad)?;
-        // As it is written there: so it was signed.
+        // As it is written there: so it was signed, or will be.
         let host = host_of(&parts.uri).and_then(|host| host.try_into().ok()).ok_or_else(bad)?;
-        let mut request = http::Request::new(Full::new(body.to_bytes()));
-        let is_head = parts.method == http::Method::HEAD;
-        *request.method_mut() = parts.method;
-        *request.headers_mut() = parts.headers;
-        if let Some(path) = parts.uri.path_and_query() {
-            *request.uri_mut() = http::Uri::from(path.clone());
-        }
-        request.headers_mut().insert(http::header::HOST, host);
-        let mut reply = match self.exchange(class, &to, request).await {
-            Ok(reply) => reply,
-            Err(failure) if class == Class::Other => {
-                note_side(seen, failure);
-                return Err(no_answer());
-            }
-            Err(failure) => {
-                note(seen, class, |answered| answered.seen = Seen { failure, ..Seen::default() });
-                return Err(no_answer());
-            }
+        parts.headers.insert(http::header::HOST, host);
+        let seen = &*observed.answered;
+        let unsent = |error| {
+            note(seen, class, |answered| answered.unsent = Some(error));
+            no_answer()
         };
-        if class == Class::Other && reply.status.is_server_error() {
-            note_side(seen, format!("HTTP {}", reply.status.as_u16()));
+        let mut refused = false;
+        let (mut reply, explained) = loop {
+            let admitted = self.admit(class, observed.urgency).await;
+            let mut sent = parts.clone();
+            let signed = observed.sign(&mut sent, class).await.map_err(unsent)?;
+            let mut request = http::Request::new(Full::new(body.clone()));
+            *request.method_mut() = sent.method;
+            *request.headers_mut() = sent.headers;
+            if let Some(path) = sent.uri.path_and_query() {
+                *request.uri_mut() = http::Uri::from(path.clone());
+            }
+            let mut reply = match self.exchange(admitted, &to, request).await {
+                Ok(reply) => reply,
+                Err(failure) if class == Class::Other => {
+                    note_side(seen, failure);
+                    return Err(no_answer());
+                }
+                Err(failure) => {
+                    let failed = Seen { failure, ..Seen::default() };
+                    note(seen, class, |answered| answered.seen = failed);
+                    return Err(no_answer());
+                }
+            };
+            if reply.status.is_success() {
+                break (reply, None);
+            }
+            let text = reply.explain().await;
+            // As in `s3`: nothing was carried out.
+            if let Some(signed) = signed
+                && reply.seen.refuses_credentials()
+                && !refused
+                && observed.has_other(&signed).await.map_err(unsent)?
+            {
+                refused = true;
+                self.note_retry();
+                continue;
+            }
+            break (reply, Some(text));
+        };
+        if class == Class::Other && reply.seen.will_pass() {
+            note_side(seen, format!("HTTP {} {}", reply.seen.status, reply.seen.code));
         }
-        let length = match is_head {
+        let length = match reply.seen.is_head {
             true => None,
             false => header(&reply.headers, "content-length").and_then(|text| text.parse().ok()),
         };
@@ -182,17 +237,31 @@ impl Transport {
         if let Some(headers) = out.headers_mut() {
             std::mem::swap(headers, &mut reply.headers);
         }
-        if reply.status.is_success() || is_head {
-            let Reply { seen: told, date, body, .. } = reply;
-            note(seen, class, |answered| (answered.date, answered.seen) = (date, told));
-            return build(out, HttpBody::new(body, length));
-        }
-        let text = reply.explain().await;
-        let Reply { seen: told, date, .. } = reply;
+        let Reply { seen: told, date, body, .. } = reply;
         note(seen, class, |answered| (answered.date, answered.seen) = (date, told));
-        let once = futures::stream::iter([Ok(Buffer::from(text))]);
-        build(out, HttpBody::new(once, None))
+        match explained {
+            None => build(out, HttpBody::new(body, length)),
+            Some(text) => {
+                let once = futures::stream::iter([Ok(Buffer::from(text))]);
+                build(out, HttpBody::new(once, None))
+            }
+        }
     }
+}
+
+/// When a request is sent, of those that wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Urgency {
+    /// After those that came before it.
+    InLine,
+    /// Before those that can wait: a lease that is not renewed in time is lost.
+    First,
+}
+
+/// Leave to send one request.
+pub struct Admitted {
+    class: Class,
+    turn: Option<OwnedSemaphorePermit>,
 }
 
 /// An answer. Its body has not been read.
@@ -250,7 +319,7 @@ pub fn header<'a>(headers: &'a http::HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-fn class_of(request: &http::request::Parts) -> Class {
+fn class_of(request: &Parts) -> Class {
     match request.extensions.get::<Operation>() {
         Some(Operation::Write | Operation::Copy) => Class::Put,
         Some(Operation::Read) => Class::Get,
@@ -277,7 +346,15 @@ pub struct Answered {
     pub date: Option<StoreTime>,
     /// Why a request for credentials was not answered.
     pub side_failure: Option<String>,
+    /// Why the newest request was not sent, if it is known.
+    pub unsent: Option<Error>,
 }
+
+/// What a request was signed with.
+#[cfg(feature = "s3")]
+type Signed = Arc<Signing>;
+#[cfg(not(feature = "s3"))]
+type Signed = std::convert::Infallible;
 
 /// One operation's own view of the transport: what came back for it is noted here.
 pub struct Observed {
@@ -285,6 +362,44 @@ pub struct Observed {
     pub answered: Arc<Mutex<Answered>>,
     /// Google's condition for writes.
     pub generation: Option<String>,
+    pub urgency: Urgency,
+    /// What signs its requests, where OpenDAL does not.
+    #[cfg(feature = "s3")]
+    pub keys: Option<Arc<Keys>>,
+}
+
+impl Observed {
+    /// An operation that can wait, whose requests go out as they are.
+    pub fn new(transport: &Arc<Transport>, answered: &Arc<Mutex<Answered>>) -> Self {
+        Self {
+            transport: transport.clone(),
+            answered: answered.clone(),
+            generation: None,
+            urgency: Urgency::InLine,
+            #[cfg(feature = "s3")]
+            keys: None,
+        }
+    }
+
+    /// Signs a request, if OpenDAL has not done so. Returns what it was signed with.
+    async fn sign(&self, request: &mut Parts, class: Class) -> Result<Option<Signed>> {
+        #[cfg(feature = "s3")]
+        if let Some(keys) = self.keys.as_ref().filter(|_| class != Class::Other) {
+            return keys.sign(request).await.map(Some);
+        }
+        let _ = (request, class);
+        Ok(None)
+    }
+
+    /// Whether there is something else to sign with than this, which was refused.
+    async fn has_other(&self, refused: &Signed) -> Result<bool> {
+        #[cfg(feature = "s3")]
+        if let Some(keys) = &self.keys {
+            return keys.has_other(&refused.credential).await;
+        }
+        let _ = refused;
+        Ok(false)
+    }
 }
 
 impl HttpTransport for Observed {
@@ -302,7 +417,7 @@ impl HttpTransport for Observed {
             *request.uri_mut() = uri
                 .map_err(|error| DalError::new(DalKind::Unexpected, "bad URL").set_source(error))?;
         }
-        self.transport.send(request, &self.answered).await
+        self.transport.send(request, self).await
     }
 }
 

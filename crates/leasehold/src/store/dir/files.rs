@@ -145,6 +145,15 @@ pub(super) fn remove_both(
     Ok((first, second))
 }
 
+/// The version of the file with this name, if there is one.
+pub(super) fn version_at(folder: &Folder<'_>, name: &str, key: &Key) -> Result<Option<Version>> {
+    let open = |flags| rustix::fs::openat(folder.as_fd(), name, flags, Mode::empty());
+    let there = opened(open_unnoted(OPEN | OFlags::NOFOLLOW, open), key)?;
+    let Some((file, stat)) = there else { return Ok(None) };
+    let version = read_version(&file, &stat).map_err(|error| io_error("read", error).at(key))?;
+    Ok(Some(version))
+}
+
 fn remove_from(
     folder: &Folder<'_>,
     name: &str,
@@ -152,14 +161,8 @@ fn remove_from(
     version: Option<&Version>,
     first: impl FnOnce() -> Result<()>,
 ) -> Result<Delete> {
-    if let Some(version) = version {
-        let open = |flags| rustix::fs::openat(folder.as_fd(), name, flags, Mode::empty());
-        let there = opened(open_unnoted(OPEN | OFlags::NOFOLLOW, open), key)?;
-        let Some((file, stat)) = there else { return Ok(Delete::Refused) };
-        let now = read_version(&file, &stat).map_err(|error| io_error("read", error).at(key))?;
-        if now != *version {
-            return Ok(Delete::Refused);
-        }
+    if version.is_some() && version_at(folder, name, key)?.as_ref() != version {
+        return Ok(Delete::Refused);
     }
     first()?;
     match rustix::fs::unlinkat(folder.as_fd(), name, AtFlags::empty()) {

@@ -12,7 +12,7 @@ use leasehold_protocol::key::Key;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::names::{Name, path_of, read_name};
+use super::names::{Name, is_usual, path_of, read_name};
 use super::{Shared, file_meta, io_error, mtime, open_beneath};
 use crate::store::backend::Lister;
 use crate::store::large::Stamp;
@@ -90,7 +90,9 @@ impl Walk {
                 self.state = State::Done;
                 break;
             };
-            let Some((name, is_folder)) = folder.next(self.list.page)? else {
+            let next = folder.next(self.list.page)?;
+            page.unnamed += std::mem::take(&mut folder.unnamed);
+            let Some((name, is_folder)) = next else {
                 self.stack.pop();
                 continue;
             };
@@ -166,6 +168,8 @@ struct Folder {
     /// The common beginning of all its keys: empty, or ending with `/`.
     key: String,
     names: Names,
+    /// How many names were passed over since this was last asked.
+    unnamed: u64,
 }
 
 enum Names {
@@ -183,16 +187,17 @@ impl Folder {
         if !list.ordered {
             let open = vec![(String::new(), dir)];
             let names = Names::Streamed { open, key: key.clone(), list: Box::new(list.clone()) };
-            return Ok(Some(Self { key, names }));
+            return Ok(Some(Self { key, names, unnamed: 0 }));
         }
         let mut text = String::new();
         let mut spans = Vec::new();
-        let mut open = vec![(String::new(), dir)];
+        let (mut open, mut unnamed) = (vec![(String::new(), dir)], 0);
         // On some file systems a file that is replaced while its folder is read can be passed over.
         // There the folder is read until it held still, and names that came twice are shown once.
         for _ in 0..4 {
             let before = shared.changes_of(root, &key)?;
-            while let Some(name) = next_name(&mut open, &key, list)? {
+            unnamed = 0;
+            while let Some(name) = next_name(&mut open, &key, list, &mut unnamed)? {
                 let start = text.len();
                 text.push_str(&name);
                 if text.len() > u32::MAX as usize {
@@ -208,13 +213,14 @@ impl Folder {
                 None => break,
             }
         }
-        Ok(Some(Self { key, names: Names::Sorted { text, spans, sorted: 0, next: 0 } }))
+        let names = Names::Sorted { text, spans, sorted: 0, next: 0 };
+        Ok(Some(Self { key, names, unnamed }))
     }
 
     /// The next name and whether it is a folder's.
     fn next(&mut self, chunk: usize) -> Result<Option<(String, bool)>> {
         let name = match &mut self.names {
-            Names::Streamed { open, key, list } => next_name(open, key, list)?,
+            Names::Streamed { open, key, list } => next_name(open, key, list, &mut self.unnamed)?,
             Names::Sorted { text, spans, sorted, next } => {
                 let of = |span: &(u32, u32)| &text[span.0 as usize..span.1 as usize];
                 if next == sorted && *sorted < spans.len() {
@@ -246,14 +252,22 @@ impl Folder {
 
 /// The next name that the listing may include, in the order of the file system. Folders that hold
 /// the rests of long segments are read as if their content stood here.
-fn next_name(open: &mut Vec<(String, Dir)>, key: &str, list: &List) -> Result<Option<String>> {
+fn next_name(
+    open: &mut Vec<(String, Dir)>,
+    key: &str,
+    list: &List,
+    unnamed: &mut u64,
+) -> Result<Option<String>> {
     while let Some((start, dir)) = open.last_mut() {
         let Some(entry) = dir.read() else {
             open.pop();
             continue;
         };
         let entry = entry.map_err(|error| io_error("list", error))?;
-        let Some(name) = read_name(entry.file_name().to_bytes()) else { continue };
+        let Some(name) = read_name(entry.file_name().to_bytes()) else {
+            *unnamed += u64::from(!is_usual(entry.file_name().to_bytes()));
+            continue;
+        };
         let mut kind = entry.file_type();
         if kind == FileType::Unknown {
             let flags = AtFlags::SYMLINK_NOFOLLOW;
@@ -282,7 +296,10 @@ fn next_name(open: &mut Vec<(String, Dir)>, key: &str, list: &List) -> Result<Op
                 continue;
             }
             // Not an object: a symbolic link, a socket, a foreign name.
-            _ => continue,
+            _ => {
+                *unnamed += 1;
+                continue;
+            }
         };
         // Whoever wants a whole folder wants every name in it.
         let all = list.start_after.is_none() && key.starts_with(&list.prefix);

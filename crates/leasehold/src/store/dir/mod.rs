@@ -8,12 +8,13 @@
 //! - A **network file system** is refused: see `netfs`.
 //!
 //! Everything that is not an object stands in `.lh/`. A crash can leave a temporary file there;
-//! the next process that writes sweeps it away after an hour.
+//! a process that begins to write seventy minutes later sweeps it away.
 
 mod discard;
 mod fence;
 mod files;
 mod flush;
+mod foreign;
 mod journal;
 mod large;
 mod list;
@@ -31,6 +32,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -173,7 +175,7 @@ impl Backend for Dir {
 
     fn reading(&self) -> Option<Reading> {
         let clock = self.0.env.clock();
-        Some(Reading { store: clock.wall(), at: clock.boot() })
+        Some(Reading { store: clock.wall(), at: clock.boot(), unsure: Duration::ZERO })
     }
 
     async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
@@ -238,6 +240,24 @@ impl Backend for Dir {
         let (at, version) = (key.clone(), version.cloned());
         self.locked(key, move |work, stripe| {
             let outcome = remove(work, &at, version.as_ref())?;
+            if matches!(outcome, Delete::Deleted) {
+                work.note_deleted([&at]);
+                drop(stripe);
+                work.tidy(&path_of(at.as_str()), false);
+            }
+            Ok(outcome)
+        })
+        .await
+    }
+
+    async fn delete_foreign(&self, key: &Key, version: &Version) -> Result<Delete> {
+        self.0.meter.request(Class::Delete, 0);
+        if self.0.root()?.is_none() {
+            return Ok(Delete::Refused);
+        }
+        let (at, version, random) = (key.clone(), version.clone(), self.0.env.random());
+        self.locked(key, move |work, stripe| {
+            let outcome = foreign::remove(work, &at, &version, random)?;
             if matches!(outcome, Delete::Deleted) {
                 work.note_deleted([&at]);
                 drop(stripe);
@@ -449,8 +469,11 @@ impl Shared {
         journal::recover(&root, &self.env)?;
         let folder = |name: &str| -> Result<OwnedFd, Errno> {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            make_folder(&root, name)?;
-            rustix::fs::openat(&root, name, flags, Mode::empty())
+            let open = || rustix::fs::openat(&root, name, flags, Mode::empty());
+            match open() {
+                Err(Errno::NOENT) => make_folder(&root, name).and_then(|()| open()),
+                opened => opened,
+            }
         };
         let make = || -> Result<Work, Errno> {
             let private = folder(PRIVATE)?;
@@ -468,7 +491,7 @@ impl Shared {
         };
         let work = make().map_err(|error| self.failed("write to", error))?;
         let work = self.work.get_or_init(|| work);
-        work.temps.sweep();
+        work.temps.sweep(&work.private, self.env.clock().wall());
         Ok(work)
     }
 

@@ -72,9 +72,14 @@ pub enum Name<'a> {
     Continued(Cow<'a, str>),
 }
 
+/// Whether every folder, or the root, has this name, which no key has.
+pub fn is_usual(name: &[u8]) -> bool {
+    name.is_empty() || name == b"." || name == b".." || name == PRIVATE.as_bytes()
+}
+
 /// What this file name stands for, or `None` if it is not one of ours.
 pub fn read_name(name: &[u8]) -> Option<Name<'_>> {
-    if name.is_empty() || name == b"." || name == b".." || name == PRIVATE.as_bytes() {
+    if is_usual(name) {
         return None;
     }
     let name = std::str::from_utf8(name).ok()?;

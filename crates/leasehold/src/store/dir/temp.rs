@@ -4,11 +4,13 @@ use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
+use leasehold_protocol::time::StoreTime;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::files::write_error;
+use super::files::{mtime, write_error};
 use super::names::PRIVATE;
 use crate::store::large::FileBody;
 use crate::{Error, Result};
@@ -82,10 +84,16 @@ impl Temps {
         }
     }
 
-    /// Removes temporary files that crashed processes left. Ages are told by the file system
-    /// alone: a file that it makes now says what time it is there.
-    pub fn sweep(&self) {
+    /// Removes temporary files that crashed processes left, unless somebody has done so in the last ten
+    /// minutes: that takes a hundred system calls, and a command that writes one object should not
+    /// take as many again. So what was left goes with the first write of any process that starts
+    /// seventy minutes later.
+    ///
+    /// Ages are told by the file system alone: a file that it makes now says what time it is there.
+    /// The time of this host only tells whether to look; one that is wrong looks too often.
+    pub fn sweep(&self, private: &OwnedFd, now: StoreTime) {
         const OLD: i64 = 3600;
+        let Some(now) = begin_sweep(private, now) else { return };
         let Ok((mut left, folders)) = found(&self.above) else { return };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         for name in folders {
@@ -100,19 +108,33 @@ impl Temps {
                     .filter_map(|(at, file)| Some((at, CString::new(path(file)).ok()?))),
             );
         }
-        if left.is_empty() {
-            return;
-        }
-        let Ok((file, name)) = self.create() else { return };
-        if let Ok(now) = rustix::fs::fstat(&file) {
-            for (modified, file) in left {
-                if now.st_mtime - modified > OLD {
-                    let _ = rustix::fs::unlinkat(&self.above, file, AtFlags::empty());
-                }
+        for (modified, file) in left {
+            if now - modified > OLD {
+                let _ = rustix::fs::unlinkat(&self.above, file, AtFlags::empty());
             }
         }
-        let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
     }
+}
+
+/// Whose age is that of the last sweep.
+const SWEPT: &str = "swept";
+const SWEEP_EVERY: Duration = Duration::from_secs(600);
+
+/// The file system's time, if it is time for a sweep: for others it is not from now on. Should this
+/// process die at it, the next one is in ten minutes.
+fn begin_sweep(private: &OwnedFd, now: StoreTime) -> Option<i64> {
+    if let Ok(stat) = rustix::fs::statat(private, SWEPT, AtFlags::SYMLINK_NOFOLLOW) {
+        let last = mtime(&stat);
+        if last <= now && now.since(last) < SWEEP_EVERY {
+            return None;
+        }
+        // Not written to: it may be somebody else's.
+        let _ = rustix::fs::unlinkat(private, SWEPT, AtFlags::empty());
+    }
+    // If it is there again, another does it.
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(private, SWEPT, flags, Mode::from_raw_mode(0o666)).ok()?;
+    rustix::fs::fstat(&file).ok().map(|stat| stat.st_mtime)
 }
 
 /// When a file was written, and its name.
@@ -122,11 +144,17 @@ type File = (i64, CString);
 fn found(folder: &OwnedFd) -> Result<(Vec<File>, Vec<CString>), Errno> {
     let (mut files, mut folders) = (Vec::new(), Vec::new());
     for entry in rustix::fs::Dir::read_from(folder)? {
-        let name = entry?.file_name().to_owned();
+        let entry = entry?;
+        let name = entry.file_name().to_owned();
+        if entry.file_type() == FileType::Directory {
+            folders.extend((!name.to_bytes().starts_with(b".")).then_some(name));
+            continue;
+        }
         let Ok(stat) = rustix::fs::statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) else {
             continue;
         };
         match FileType::from_raw_mode(stat.st_mode) {
+            // Not every file system says so beforehand.
             FileType::Directory if name.to_bytes().starts_with(b".") => {}
             FileType::Directory => folders.push(name),
             _ => files.push((stat.st_mtime, name)),

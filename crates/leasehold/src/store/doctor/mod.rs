@@ -6,7 +6,9 @@
 //! - **safe**: everything that Leasehold builds on holds;
 //! - **usable with limits**: something that it can do without does not hold, and is not used;
 //! - **unsafe**: a conditional PUT is ignored or loses races, or a listing does not show what was
-//!   written. The library refuses such a store.
+//!   written. The library refuses such a store;
+//! - **damaged**: the store would do, but its root record cannot be read, so that nobody may write.
+//!   [`Doctor::repair`] replaces it.
 //!
 //! The verdict is noted in the store's root record, so that every node minds it. A store without
 //! one gets it if only a race showed what is wrong: nobody else would find out.
@@ -22,7 +24,7 @@ use serde::Serialize;
 use self::probe::Probe;
 use super::meter::Usage;
 use super::{Kind, Store, root};
-use crate::Result;
+use crate::{ErrorKind, Result};
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -70,6 +72,8 @@ pub enum Verdict {
     Safe,
     /// Some things do not hold, and are not used.
     UsableWithLimits,
+    /// Its root record cannot be read: nobody can write until it is repaired.
+    Damaged,
     /// Do not use it.
     Unsafe,
 }
@@ -104,12 +108,20 @@ pub struct Doctor {
     probe: Probe,
     store: Store,
     forget: bool,
+    repair: bool,
 }
 
 impl Doctor {
     /// A doctor for this store. Nothing is sent yet.
     pub fn new(store: &Store) -> Self {
-        Self { probe: Probe::new(store), store: store.clone(), forget: false }
+        Self { probe: Probe::new(store), store: store.clone(), forget: false, repair: false }
+    }
+
+    /// Lets this examination replace a root record that cannot be read. One that can be stays.
+    #[must_use]
+    pub fn repair(mut self) -> Self {
+        self.repair = true;
+        self
     }
 
     /// Lets this examination replace what earlier ones noted, instead of adding to it. For a store
@@ -129,12 +141,15 @@ impl Doctor {
         let examined = self.examine(&mut done).await;
         let left_behind = self.clean_up().await.err().map(|error| error.to_string());
         let (checks, clock_offset_s) = examined?;
-        let verdict = verdict_of(&checks);
+        let mut verdict = verdict_of(&checks);
         let mut warnings = self.store.backend().warnings().await;
         let recorded = match self.record(&checks).await {
             Ok(recorded) => recorded,
             Err(error) => {
                 warnings.push(format!("the verdict could not be noted: {error}"));
+                if error.kind() == ErrorKind::Data && verdict != Verdict::Unsafe {
+                    verdict = Verdict::Damaged;
+                }
                 false
             }
         };
@@ -209,7 +224,7 @@ impl Doctor {
                 .into_iter()
                 .any(failed),
         };
-        root::record(self.store.driver(), &findings, self.forget).await
+        root::record(self.store.driver(), &findings, self.forget, self.repair).await
     }
 }
 

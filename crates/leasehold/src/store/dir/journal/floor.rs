@@ -21,18 +21,26 @@ const NAME: &str = "floor";
 const MAGIC: &[u8; 8] = b"LHFLOOR1";
 const BLOCK: u64 = 4096;
 const LENGTH: usize = 88;
-/// How long to wait for another process, about: it holds the lock for one small flush.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the last to leave waits for the lock, about. If it stays for ever, so does an empty folder.
+const LEAVING: Duration = Duration::from_secs(1);
 /// How long to wait at a time, at first and at most. Nobody who is in a hurry waits for this.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
 /// Why the floor was not raised.
 #[derive(Debug, Clone, Copy)]
 pub enum NotRaised {
-    /// It could not be opened: nothing was tried.
+    /// It could not be opened or locked: nothing was tried.
     Open(Errno),
     /// Writing or flushing it failed.
     Failed(Errno),
+}
+
+impl From<NotRaised> for Errno {
+    fn from(error: NotRaised) -> Self {
+        match error {
+            NotRaised::Open(error) | NotRaised::Failed(error) => error,
+        }
+    }
 }
 
 /// What the file says.
@@ -108,30 +116,28 @@ impl Floors {
 pub struct Floor(Option<OwnedFd>);
 
 impl Floor {
-    /// Opens or makes the file, on disk with its name.
-    pub fn prepare(&mut self, root: &OwnedFd) -> Result<&OwnedFd, Errno> {
+    /// Opens or makes the file, on disk with its name. Waits for nobody: if another process has it
+    /// locked, that one sees to the rest, and whoever raises the floor looks again.
+    pub fn prepare(&mut self, root: &OwnedFd) -> Result<&OwnedFd, NotRaised> {
         if self.0.as_ref().is_some_and(|file| !is_there(root, file)) {
             self.0 = None;
         }
         match &mut self.0 {
             Some(file) => Ok(file),
             empty => {
-                let log = open_folder(root)?.ok_or(Errno::NOENT)?;
+                let log = open_folder(root).map_err(NotRaised::Open)?;
+                let log = log.ok_or(NotRaised::Open(Errno::NOENT))?;
                 let flags = OFlags::RDWR
                     | OFlags::CREATE
                     | OFlags::CLOEXEC
                     | OFlags::NOFOLLOW
                     | OFlags::NONBLOCK;
-                let file = rustix::fs::openat(&log, NAME, flags, Mode::from_raw_mode(0o666))?;
-                let size = || rustix::fs::fstat(&file).map(|stat| stat.st_size as u64);
-                if size()? < 2 * BLOCK {
-                    // Another may be at it, and have written what we must not overwrite.
-                    let _lock = Lock::take(&file)?;
-                    let size = size()?.min(2 * BLOCK);
-                    // Room for both blocks, so that a full disk is no obstacle later.
-                    write_all(&file, &vec![0; (2 * BLOCK - size) as usize], size)?;
-                    rustix::fs::fsync(&file)?;
-                    rustix::fs::fsync(&log)?;
+                let file = rustix::fs::openat(&log, NAME, flags, Mode::from_raw_mode(0o666))
+                    .map_err(NotRaised::Open)?;
+                if size(&file)? < 2 * BLOCK
+                    && let Some(lock) = Lock::attempt(&file).map_err(NotRaised::Open)?
+                {
+                    lock.make_room(&log)?;
                 }
                 Ok(empty.insert(file))
             }
@@ -139,26 +145,31 @@ impl Floor {
     }
 
     /// Writes down that everything up to this stamp is on disk. Nothing to do where there are no
-    /// notes at all, or another process has raised it as far as `needed` meanwhile.
-    pub fn raise(&mut self, root: &OwnedFd, stamp: u64, needed: u64) -> Result<(), NotRaised> {
+    /// notes at all, or another process has raised it as far as `needed` meanwhile. Waits for
+    /// others for about as long as `patience`.
+    pub fn raise(
+        &mut self,
+        root: &OwnedFd,
+        (stamp, needed): (u64, u64),
+        patience: Duration,
+    ) -> Result<(), NotRaised> {
         loop {
             // Asked first without opening anything: there may be no more files to be had.
             let there = rustix::fs::statat(root, super::folder(), AtFlags::SYMLINK_NOFOLLOW);
-            if there.is_err() || open_folder(root).map_err(NotRaised::Open)?.is_none() {
+            if there.is_err() {
                 return Ok(());
             }
-            let file = self.prepare(root).map_err(NotRaised::Open)?;
-            let high = || {
-                let high = Floors::from_file(file)?.of(host::boot_id()) >= needed;
-                // Whoever raised it may be at just that.
-                if high { rustix::fs::fdatasync(file).map(|()| true) } else { Ok(false) }
-            };
-            let lock = Lock::take_unless(file, high).map_err(NotRaised::Open)?;
+            let log = open_folder(root).map_err(NotRaised::Open)?;
+            let Some(log) = log else { return Ok(()) };
+            let file = self.prepare(root)?;
+            let high = || is_above(file, needed, |file| rustix::fs::fdatasync(file));
+            let lock = Lock::take_unless(file, patience, high)?;
             // The last to leave removed it before we had the lock.
             if !is_there(root, file) {
                 continue;
             }
             let Some(lock) = lock else { return Ok(()) };
+            lock.make_room(&log)?;
             let write = || {
                 let mut floors = Floors::from_file(file)?;
                 floors.raise(boot_hash(host::boot_id()), stamp);
@@ -177,7 +188,11 @@ impl Floor {
         // Segments must be gone from the disk before that which makes them harmless.
         rustix::fs::fsync(&log)?;
         let file = self.prepare(root)?;
-        let lock = Lock::take(file)?;
+        let lock = Lock::take_unless(file, LEAVING, || Ok(false))?;
+        // Another removed it before we had the lock: what stands there now is not ours to remove.
+        if !is_there(root, file) {
+            return Ok(());
+        }
         if segment_names(&log)?.is_empty() {
             rustix::fs::unlinkat(&log, NAME, AtFlags::empty())?;
             // Stays if somebody begins a journal right now, who then needs no floor of before.
@@ -193,35 +208,71 @@ fn is_there(root: &OwnedFd, file: &OwnedFd) -> bool {
     is_at(root, &format!("{}/{NAME}", super::folder()), file)
 }
 
+/// Whether another has raised the floor as far as `needed`. Whoever did may be at just that, so it is
+/// flushed; and a flush that failed is no less final for being another's.
+fn is_above(
+    file: &OwnedFd,
+    needed: u64,
+    flush: impl Fn(&OwnedFd) -> Result<(), Errno>,
+) -> Result<bool, NotRaised> {
+    let floors = Floors::from_file(file).map_err(NotRaised::Open)?;
+    if floors.of(host::boot_id()) < needed {
+        return Ok(false);
+    }
+    flush(file).map(|()| true).map_err(NotRaised::Failed)
+}
+
+fn size(file: &OwnedFd) -> Result<u64, NotRaised> {
+    rustix::fs::fstat(file).map(|stat| stat.st_size as u64).map_err(NotRaised::Open)
+}
+
+#[derive(Debug)]
 struct Lock<'a>(&'a OwnedFd);
 
 impl<'a> Lock<'a> {
-    fn take(file: &'a OwnedFd) -> Result<Self, Errno> {
-        Self::take_unless(file, || Ok(false))?.ok_or(Errno::TIMEDOUT)
+    /// `None` if another process has it.
+    fn attempt(file: &'a OwnedFd) -> Result<Option<Self>, Errno> {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// `None` once there is no need for it any more.
     fn take_unless(
         file: &'a OwnedFd,
-        needless: impl Fn() -> Result<bool, Errno>,
-    ) -> Result<Option<Self>, Errno> {
+        patience: Duration,
+        needless: impl Fn() -> Result<bool, NotRaised>,
+    ) -> Result<Option<Self>, NotRaised> {
         let (mut pause, mut waited) = (PAUSES.0, Duration::ZERO);
         loop {
-            match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Some(Self(file))),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                Err(error) => return Err(error),
+            if let Some(lock) = Self::attempt(file).map_err(NotRaised::Open)? {
+                return Ok(Some(lock));
             }
             if needless()? {
                 return Ok(None);
             }
-            if waited >= PATIENCE {
-                return Err(Errno::TIMEDOUT);
+            if waited >= patience {
+                return Err(NotRaised::Open(Errno::TIMEDOUT));
             }
             std::thread::sleep(pause);
             waited += pause;
             pause = (pause * 2).min(PAUSES.1);
         }
+    }
+
+    /// Room for both blocks, so that a full disk is no obstacle later, and the name on disk.
+    /// Under the lock: another may have written what must not be overwritten.
+    fn make_room(&self, log: &OwnedFd) -> Result<(), NotRaised> {
+        let size = size(self.0)?;
+        if size < 2 * BLOCK {
+            let room = vec![0; (2 * BLOCK - size) as usize];
+            write_all(self.0, &room, size).map_err(NotRaised::Open)?;
+            rustix::fs::fsync(self.0).map_err(NotRaised::Failed)?;
+            rustix::fs::fsync(log).map_err(NotRaised::Failed)?;
+        }
+        Ok(())
     }
 }
 
@@ -236,24 +287,33 @@ impl Drop for Lock<'_> {
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn folder() -> (tempfile::TempDir, OwnedFd) {
+        let dir = tempfile::TempDir::new().unwrap();
+        std::fs::create_dir_all(dir.path().join(super::super::folder())).unwrap();
+        let root = std::fs::File::open(dir.path()).unwrap().into();
+        (dir, root)
+    }
+
     /// One that waits for the floor while others raise it goes on as soon as that is far enough, and one that
     /// cannot have it says so rather than wait for ever.
     #[test]
     fn who_waits_for_the_floor_need_not_raise_it() {
-        let dir = tempfile::TempDir::new().unwrap();
-        std::fs::create_dir_all(dir.path().join(super::super::folder())).unwrap();
-        let root: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+        let (_dir, root) = folder();
         let (mut others, mut ours) = (Floor::default(), Floor::default());
-        others.raise(&root, 100, 100).unwrap();
+        others.raise(&root, (100, 100), LONG).unwrap();
         let file = others.prepare(&root).unwrap();
-        let held = Lock::take(file).unwrap();
+        let held = Lock::attempt(file).unwrap().unwrap();
         let turn = || Floors::from_file(file).unwrap().turn;
         let before = turn();
-        ours.raise(&root, 200, 90).unwrap();
-        ours.raise(&root, 200, 100).unwrap();
+        ours.raise(&root, (200, 90), LONG).unwrap();
+        ours.raise(&root, (200, 100), LONG).unwrap();
         assert_eq!(turn(), before, "not raised again");
+        let busy = ours.raise(&root, (200, 101), Duration::from_millis(5));
+        assert!(matches!(busy, Err(NotRaised::Open(Errno::TIMEDOUT))), "{busy:?}");
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| ours.raise(&root, 200, 101).unwrap());
+            let waits = scope.spawn(|| ours.raise(&root, (200, 101), LONG).unwrap());
             std::thread::sleep(Duration::from_millis(20));
             assert!(!waits.is_finished(), "101 is not covered");
             drop(held);
@@ -262,6 +322,39 @@ mod tests {
             (turn(), Floors::from_file(file).unwrap().of(host::boot_id())),
             (before + 1, 200)
         );
+    }
+
+    /// The kernel reports it once: asked again, the same flush would seem to succeed.
+    #[test]
+    fn a_flush_that_failed_is_final_whoever_wrote_it() {
+        let (dir, root) = folder();
+        let mut floor = Floor::default();
+        floor.raise(&root, (100, 100), LONG).unwrap();
+        let file = floor.prepare(&root).unwrap();
+        let _held = Lock::attempt(file).unwrap().unwrap();
+        let other = std::fs::File::open(dir.path().join(super::super::folder()).join(NAME));
+        let other = OwnedFd::from(other.unwrap());
+        let above = |needed| is_above(&other, needed, |_| Err(Errno::IO));
+        let waited = Lock::take_unless(&other, LONG, || above(100)).map(drop);
+        assert!(matches!(waited, Err(NotRaised::Failed(Errno::IO))), "{waited:?}");
+        assert!(!above(101).unwrap(), "nothing to flush");
+    }
+
+    /// Another process was stopped when it had just made the file, and has it locked.
+    #[test]
+    fn an_unfinished_floor_is_not_waited_for_and_finished_by_who_raises_it() {
+        let (dir, root) = folder();
+        let path = dir.path().join(super::super::folder()).join(NAME);
+        let stopped = OwnedFd::from(std::fs::File::create(&path).unwrap());
+        let held = Lock::attempt(&stopped).unwrap().unwrap();
+        let mut floor = Floor::default();
+        floor.prepare(&root).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "left to who has the lock");
+        drop(held);
+        floor.raise(&root, (100, 100), LONG).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 * BLOCK);
+        let log = open_folder(&root).unwrap().unwrap();
+        assert_eq!(Floors::read(&log).unwrap().of(host::boot_id()), 100);
     }
 
     #[test]

@@ -55,6 +55,8 @@ use crate::env::{BootTime, Env};
 
 /// A segment is full at this size.
 const FULL: u64 = 4 << 20;
+/// Where it cannot be put away, up to this one: all of it is read after a power loss.
+const LIMIT: u64 = 256 << 20;
 /// How long a record waits to be forgotten.
 const KEEP: Duration = Duration::from_secs(5);
 
@@ -142,6 +144,10 @@ impl Journal {
         if self.current.as_ref().is_some_and(|segment| segment.end >= FULL) {
             self.forget_later(true);
         }
+        // Still there, as the floor cannot be raised. Writers go on, but not for ever.
+        if self.current.as_ref().is_some_and(|segment| segment.end >= LIMIT) {
+            return Err(NotNoted::Unwritten);
+        }
         let mut segment = match self.current.take() {
             Some(segment) => segment,
             None => self.next_segment().map_err(unwritten)?,
@@ -205,7 +211,7 @@ impl Journal {
     /// Has everything flushed in the background, so that the records so far can be forgotten. If
     /// that is busy, waits for it only if asked to.
     pub fn forget_later(&mut self, wait: bool) {
-        let Some(mut segment) = self.current.take() else { return };
+        let Some(segment) = self.current.take() else { return };
         if segment.since.is_none() {
             self.current = Some(segment);
             return;
@@ -213,16 +219,18 @@ impl Journal {
         if self.forgetter.is_none() {
             self.forgetter = Forgetter::start(self.common.clone());
         }
-        let Some(forgetter) = &self.forgetter else {
-            self.current = forget_here(&self.common, segment).map(|segment| self.renewed(segment));
-            return;
+        let back = match &self.forgetter {
+            Some(forgetter) => forgetter.take(segment, wait).err(),
+            None => forget_here(&self.common, segment, false),
         };
-        if let Err(mut back) = forgetter.take(segment, wait) {
+        self.current = back.map(|mut segment| match &mut segment.since {
             // Busy: once more after a while.
-            back.since = Some(self.common.env.clock().boot());
-            segment = back;
-            self.current = Some(segment);
-        }
+            Some(since) => {
+                *since = self.common.env.clock().boot();
+                segment
+            }
+            None => self.renewed(segment),
+        });
     }
 
     /// Why flushing failed, if it ever did.
@@ -238,7 +246,8 @@ impl Journal {
         }
     }
 
-    /// Flushes everything and removes the segments: the regular end.
+    /// Flushes everything and removes the segments: the regular end. Where the floor cannot be
+    /// raised for a minute they stay, as those of a process that was killed do.
     pub fn close(mut self) {
         if !self.used {
             return;
@@ -247,11 +256,14 @@ impl Journal {
             self.fail(error);
             return;
         }
+        self.common.close();
         self.forget_later(true);
-        let mut unused: Vec<_> = self.current.take().into_iter().collect();
-        if let Some(forgetter) = self.forgetter.take() {
-            unused.extend(forgetter.end());
-        }
+        let mut unused = self.forgetter.take().map_or_else(Vec::new, Forgetter::end);
+        unused.extend(match self.current.take() {
+            // There was no room for it.
+            Some(segment) if segment.since.is_some() => forget_here(&self.common, segment, true),
+            current => current,
+        });
         for segment in unused.iter().filter(|segment| segment.since.is_none()) {
             segment.remove(&self.common.root);
         }
@@ -398,5 +410,72 @@ mod tests {
         assert!(found.iter().any(|records| records[..] == whole), "{found:?}");
         journal.close();
         assert!(!dir.path().join(".lh/log").exists());
+    }
+
+    fn lengths(dir: &std::path::Path) -> Vec<u64> {
+        let entries = std::fs::read_dir(dir.join(".lh/log")).unwrap().map(Result::unwrap);
+        let segments = entries.filter(|entry| entry.path().extension().is_some());
+        segments.map(|entry| entry.metadata().unwrap().len()).collect()
+    }
+
+    /// Another process is stopped while it has the floor's lock. The others note what they write
+    /// as before, and do not wait for it when they end.
+    #[test]
+    fn a_floor_that_cannot_be_had_stops_nobody() {
+        use std::sync::atomic::Ordering::SeqCst;
+
+        let dir = tempfile::TempDir::new().unwrap();
+        let mut journal = journal(dir.path());
+        let note = || Entry::Note(Note { stamp: 1, key: "x".into(), state: State::Absent });
+        journal.note(&[note()], true).unwrap();
+        let floor = std::fs::File::options().write(true).open(dir.path().join(".lh/log/floor"));
+        let held = floor.unwrap();
+        held.lock().unwrap();
+        journal.common.last_tries.store(1, SeqCst);
+        let (done, waits) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let (file, body) = (FileId { inode: 1, born: (0, 0) }, vec![7; 1 << 20].into());
+            let intent = Intent { number: 1, stamp: 2, file, key: "x".into(), body };
+            for n in 1..=40 {
+                let pending = Pending::new(Intent { number: n, ..intent.clone() });
+                journal.note(&[Entry::Intent(pending)], true).unwrap();
+            }
+            let current = journal.current.as_mut().unwrap();
+            let end = std::mem::replace(&mut current.end, LIMIT);
+            assert!(end > 2 * FULL, "it grows where it cannot be put away");
+            let full = journal.note(&[note()], true);
+            assert!(matches!(full, Err(NotNoted::Unwritten)), "but not for ever");
+            done.send(()).unwrap();
+            journal.close();
+            done.send(()).unwrap();
+        });
+        let soon = Duration::from_secs(120);
+        waits.recv_timeout(soon).expect("noted while the floor could not be had");
+        waits.recv_timeout(soon).expect("closed while the floor could not be had");
+        assert!(lengths(dir.path()).iter().sum::<u64>() >= 40 << 20, "and nothing is forgotten");
+        // Who comes later puts it all away.
+        drop(held);
+        let mut later = self::journal(dir.path());
+        later
+            .note(&[Entry::Note(Note { stamp: 3, key: "x".into(), state: State::Absent })], true)
+            .unwrap();
+        later.close();
+        assert!(!dir.path().join(".lh/log").exists());
+    }
+
+    /// What grew while it could not be put away does not stay large.
+    #[test]
+    fn a_grown_segment_shrinks_when_it_is_forgotten() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let mut journal = journal(dir.path());
+        let (file, body) = (FileId { inode: 1, born: (0, 0) }, vec![7; 17 << 20].into());
+        let intent = Intent { number: 1, stamp: 1, file, key: "x".into(), body };
+        journal.note(&[Entry::Intent(Pending::new(intent))], true).unwrap();
+        let segment = journal.current.take().unwrap();
+        let segment = forget_here(&journal.common, segment, false).unwrap();
+        assert_eq!((segment.end, segment.since), (HEADER, None));
+        assert_eq!(lengths(dir.path()), [FULL]);
+        journal.current = Some(segment);
+        journal.close();
     }
 }

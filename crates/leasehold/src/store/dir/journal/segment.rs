@@ -6,7 +6,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::record::{HEADER, Header};
-use super::{boot_hash, folder, is_at, open_folder, write_all};
+use super::{FULL, boot_hash, folder, is_at, open_folder, write_all};
 use crate::env::BootTime;
 use crate::host;
 use crate::store::dir::files::make_folder;
@@ -105,6 +105,12 @@ impl Segment {
     pub fn forget(&mut self) -> Result<(), Errno> {
         self.header.epoch = self.header.epoch.wrapping_add(1);
         write_all(&self.file, &self.header.to_bytes(), 0)?;
+        if self.ready > 4 * FULL {
+            // Grown while it could not be put away. It is not removed instead: that this process
+            // has a segment keeps the others from removing the floor.
+            rustix::fs::ftruncate(&self.file, FULL)?;
+            self.ready = FULL;
+        }
         self.flush()?;
         (self.end, self.since, self.last) = (HEADER, None, 0);
         Ok(())

@@ -8,7 +8,10 @@
 //!
 //! A listing that is minutes old does no harm: it only decides what is *tried*.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+mod board;
+
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_protocol::cas::Version;
@@ -18,12 +21,13 @@ use leasehold_protocol::queue::{Standing, order};
 use leasehold_protocol::time::StoreTime;
 use ulid::Ulid;
 
+pub(super) use self::board::{Attempt, Board};
 use super::Queue;
-use super::claim::Tried;
-use crate::Result;
+use super::shunned::Shunned;
 use crate::env::BootTime;
 use crate::lease::Desk;
 use crate::store::{Detail, Entry, Kind, List, Page};
+use crate::{ErrorKind, Result};
 
 /// How many pages of leased tasks to go through for something to do.
 const PAGES: usize = 10;
@@ -31,16 +35,14 @@ const PAGES: usize = 10;
 const LOOKS: usize = 50;
 /// How many stale leases to try per listing: others see the same ones.
 const STALE: usize = 4;
-/// How many vain tries, one after the other, before a list is given up.
-const VAIN: u32 = 12;
+/// The same where nothing is free: whoever would only wait has the time.
+const STALE_ALONE: usize = 64;
 /// After how many barren lists to look further than the first page that has something.
 const BARREN: u32 = 2;
 /// When to look again at what could not be taken, but may be soon.
 const SOON: Duration = Duration::from_secs(1);
 /// When to look again at what cannot be read.
-const UNREADABLE: Duration = Duration::from_secs(60);
-/// How many leases are remembered.
-const LOOKED: usize = 20_000;
+const UNREADABLE: Duration = super::shunned::SHUN;
 /// How many names of a directory to work through before reading them again.
 const NAMES: usize = 20_000;
 
@@ -71,33 +73,24 @@ impl Candidate {
     }
 }
 
-/// What one worker knows of one queue.
+/// Lists what one worker may try in one queue.
 #[derive(Debug)]
 pub(super) struct Finder {
     queue: Queue,
-    worker: String,
-    candidates: VecDeque<Candidate>,
-    /// Whether nobody got in the way while the last list was worked through. Not known at first.
-    alone: Option<bool>,
-    /// Vain tries with the present candidates, one after the other.
-    vain: u32,
-    /// Whether there was any.
-    disturbed: bool,
+    board: Arc<Board>,
+    /// What the listing under way has found so far. Nobody sees it before that has ended: what others
+    /// took meanwhile would look as if there had been nothing.
+    found: Vec<Candidate>,
     /// Whether names are cheaper to read than keys: in a directory.
     by_name: bool,
-    /// Whether anything came of the last list.
-    fruitful: bool,
     /// How many lists, one after the other, had something to try of which nothing came.
     barren: u32,
     /// Whether it had nothing to try.
     dry: bool,
     /// Which parts the queue had, and when that was.
     overview: Option<(Overview, BootTime)>,
-    /// What we took since names were read last: they are still there while we do it, and would look
-    /// like somebody else's.
-    taken: HashSet<Unit>,
-    /// Leases that were looked into: not again before this, while they stay in this version.
-    looked: HashMap<Unit, Looked>,
+    /// What could not be claimed.
+    pub shunned: Arc<Shunned>,
     /// Where a listing that found nothing in many pages goes on, by prefix.
     resume: HashMap<String, String>,
     /// Where to list next, where there is more than a page.
@@ -111,7 +104,8 @@ pub(super) struct Finder {
 #[derive(Debug)]
 struct Looked {
     version: Option<Version>,
-    desk: Desk,
+    /// Where it was asked for.
+    desk: Option<Desk>,
     again: BootTime,
 }
 
@@ -158,6 +152,11 @@ impl Overview {
     fn any(self) -> bool {
         self.pending || self.bundles
     }
+
+    /// The parts that are in this one alone.
+    fn without(self, other: Self) -> Self {
+        Self { pending: self.pending && !other.pending, bundles: self.bundles && !other.bundles }
+    }
 }
 
 /// How long it is relied on.
@@ -167,20 +166,16 @@ const OVERVIEW: Duration = Duration::from_secs(10);
 const SCHEDULED: Duration = Duration::from_secs(30);
 
 impl Finder {
-    pub fn new(queue: Queue, worker: String) -> Self {
+    pub fn new(board: &Arc<Board>) -> Self {
+        let (board, queue) = (board.clone(), board.queue().clone());
         Self {
-            worker,
-            candidates: VecDeque::new(),
-            alone: None,
-            vain: 0,
-            disturbed: false,
+            board,
+            found: Vec::new(),
             by_name: queue.store().kind() == Kind::Directory,
-            fruitful: false,
             barren: 0,
             dry: false,
             overview: None,
-            taken: HashSet::new(),
-            looked: HashMap::new(),
+            shunned: Arc::default(),
             resume: HashMap::new(),
             depth: Depth::default(),
             turn: queue.store().env().random(),
@@ -189,93 +184,27 @@ impl Finder {
         }
     }
 
-    /// The next candidate that is known.
-    pub fn next(&mut self) -> Option<Candidate> {
-        match self.candidates.pop_front() {
-            Some(Candidate::Free(unit)) if self.alone == Some(false) => {
-                Some(Candidate::Doubtful(unit))
-            }
-            candidate => candidate,
-        }
-    }
-
-    /// What became of a candidate.
-    pub fn tried(&mut self, unit: &Unit, tried: &Tried) {
-        match tried {
-            Tried::Task(_) | Tried::Bundle(_) => {
-                if self.by_name {
-                    self.taken.insert(unit.clone());
-                }
-                self.looked.remove(unit);
-                self.vain = 0;
-                self.fruitful = true;
-            }
-            Tried::Later(left) => self.not_before(unit, *left),
-            // What cannot be read is not looked at again and again.
-            Tried::Unreadable => self.not_before(unit, UNREADABLE),
-            // A lease that may yet turn out to be nobody's has its time already.
-            Tried::Taken | Tried::Over if self.looked.contains_key(unit) => {}
-            Tried::Taken | Tried::Over => {
-                (self.alone, self.disturbed) = (Some(false), true);
-                self.vain += 1;
-                if self.vain >= VAIN {
-                    // The list is of no use any more.
-                    self.candidates.clear();
-                } else if !self.candidates.is_empty() {
-                    // Somebody else works from here on: elsewhere may be better.
-                    let random = self.queue.store().env().random();
-                    let jump = random % self.candidates.len() as u64;
-                    self.candidates.rotate_left(jump as usize);
-                }
+    /// Lists what there is to do: the first of it is for the caller, and the rest for whoever asks.
+    pub async fn refill(&mut self) -> Result<(Option<Attempt>, Outlook)> {
+        let listed = self.list().await;
+        // Also what a listing found before it failed.
+        let found = std::mem::take(&mut self.found);
+        match listed {
+            Ok(outlook) => Ok((self.board.publish(found), outlook)),
+            Err(error) => {
+                self.board.add(found);
+                Err(error)
             }
         }
     }
 
-    /// A lease is not looked into again before this has passed, unless it changes.
-    fn not_before(&mut self, unit: &Unit, span: Duration) {
-        let again = self.queue.store().env().clock().boot().plus(span);
-        match self.looked.get_mut(unit) {
-            Some(looked) => looked.again = again,
-            None => {
-                if let Ok(desk) = self.queue.desk(unit, &self.worker) {
-                    self.note(unit, Looked { version: None, desk, again });
-                }
-            }
-        }
-    }
-
-    fn note(&mut self, unit: &Unit, looked: Looked) {
-        if self.looked.len() >= LOOKED {
-            self.looked.clear();
-        }
-        self.looked.insert(unit.clone(), looked);
-    }
-
-    /// Whether this state of a lease was looked into already, and for how long it is to be left
-    /// alone.
-    fn left_alone(&self, unit: &Unit, lease: &Entry) -> Option<Duration> {
-        let looked = self.looked.get(unit)?;
-        let now = self.queue.store().env().clock().boot();
-        let same = looked.version.is_none() || looked.version == lease.version;
-        (same && looked.again > now).then(|| looked.again.since(now))
-    }
-
-    /// Lists what there is to do.
-    pub async fn refill(&mut self) -> Result<Outlook> {
-        self.candidates.clear();
-        self.vain = 0;
-        // Whoever worked through a list undisturbed is alone, as far as it knows.
-        let disturbed = std::mem::take(&mut self.disturbed);
-        // Where the last list was of no use, the same again is not either.
-        let fruitful = std::mem::take(&mut self.fruitful);
+    async fn list(&mut self) -> Result<Outlook> {
+        // Of one that nobody waited for any more.
+        self.found.clear();
+        self.shunned.listing();
+        let fruitful = self.board.begin();
         // Also where what was tried is remembered, and nobody got in the way.
         self.barren = if fruitful || self.dry { 0 } else { self.barren.saturating_add(1) };
-        self.alone = match (self.alone, disturbed) {
-            (_, true) => Some(false),
-            (None, false) if fruitful => Some(true),
-            (Some(false), false) if fruitful => None,
-            (alone, false) => alone,
-        };
         let dry = std::mem::take(&mut self.dry);
         let first = self.overview.is_none();
         if self.by_name && (fruitful || first) && self.read_names().await? {
@@ -283,20 +212,27 @@ impl Finder {
             return Ok(Outlook { busy: true, due: None });
         }
         let now = self.queue.store().env().clock().boot();
+        // What was read to its end just now, and what it showed.
+        let mut read = None;
         match self.overview {
             // What there was a moment ago is probably there still.
             Some((overview, at)) if !dry && overview.any() && now.since(at) < OVERVIEW => {
-                let outlook = self.read_parts(overview).await?;
-                if !self.candidates.is_empty() {
+                let mut outlook = self.read_parts(overview).await?;
+                if self.found.is_empty() && self.depth.from_start {
+                    // It began in the middle, and nothing is as far out as that.
+                    outlook = self.read_parts(overview).await?;
+                }
+                if !self.found.is_empty() {
                     return Ok(outlook);
                 }
+                read = (outlook.busy && !self.is_partial()).then_some((overview, outlook));
             }
             Some(_) => {}
             // Most of what there is to do are pending tasks. If not, there is more to see.
             None => {
                 let guess = Overview { pending: true, bundles: false };
                 let outlook = self.read_parts(guess).await?;
-                let pending = !self.candidates.is_empty();
+                let pending = !self.found.is_empty();
                 self.overview = Some((Overview { pending, ..guess }, now));
                 return Ok(match pending {
                     true => outlook,
@@ -317,16 +253,28 @@ impl Finder {
         if has(&keys.scheduled()) {
             outlook = self.promote(parts.now).await?;
         }
-        if !self.candidates.is_empty() {
+        if !self.found.is_empty() {
             return Ok(Outlook { busy: true, ..outlook });
         }
-        outlook.and(self.read_parts(overview).await?);
+        // What was read a moment ago, and is being worked on, shows the same again.
+        let unread = match read {
+            Some((read, found)) => {
+                outlook.and(found);
+                overview.without(read)
+            }
+            None => overview,
+        };
+        outlook.and(self.read_parts(unread).await?);
         if !overview.any() {
-            self.looked.clear();
+            self.board.forget();
             self.resume.clear();
-            self.alone = None;
         }
         Ok(outlook)
+    }
+
+    /// Whether a listing did not go from the start to the end.
+    fn is_partial(&self) -> bool {
+        self.depth.from_start || !self.resume.is_empty()
     }
 
     async fn read_parts(&mut self, overview: Overview) -> Result<Outlook> {
@@ -345,7 +293,7 @@ impl Finder {
         let mut outlook = Outlook::default();
         for source in sources {
             outlook.and(self.read_keys(&source).await?);
-            if !self.candidates.is_empty() {
+            if !self.found.is_empty() {
                 return Ok(outlook);
             }
         }
@@ -371,18 +319,17 @@ impl Finder {
                 }
             }
         }
-        // Passed over once: by then it is done, or has a lease by which it is found, or was pushed again.
-        let taken = std::mem::take(&mut self.taken);
-        units.retain(|unit| !taken.contains(unit));
+        self.board.pass_over(&mut units);
+        units.retain(|unit| self.shuns(unit, false).is_none());
         if units.is_empty() {
             return Ok(false);
         }
         units.sort_unstable();
         let listing = vec![Standing::Free; units.len()];
-        let order = order(&listing, self.alone, self.queue.store().env().random());
+        let order = order(&listing, self.board.alone(), self.queue.store().env().random());
         let mut units: Vec<Option<Unit>> = units.into_iter().map(Some).collect();
         let candidates = order.into_iter().filter_map(|n| units[n].take()).map(Candidate::Free);
-        self.candidates = candidates.collect();
+        self.found.extend(candidates);
         Ok(true)
     }
 
@@ -395,6 +342,7 @@ impl Finder {
         if let Some(after) = &entry_point {
             list = list.start_after(after);
         }
+        self.board.listing();
         let mut listing = store.list(list);
         let mut outlook = Outlook::default();
         let mut seen = Seen::default();
@@ -420,11 +368,11 @@ impl Finder {
             last = page.entries.last().map(|last| last.key.to_string()).or(last);
             seen.add(&self.queue, page);
             // Where a store does not list in order, the lease of what looks free may come later.
-            if seen.any_free() && self.barren < BARREN {
+            if seen.units.iter().any(|shown| self.is_free(shown)) && self.barren < BARREN {
                 break;
             }
         }
-        if entry_point.is_some() && !seen.any_free() {
+        if entry_point.is_some() && !seen.units.iter().any(|shown| self.is_free(shown)) {
             // What is before the entry point was not seen.
             if resumed.is_none() {
                 // And nothing is as far out as this.
@@ -432,6 +380,7 @@ impl Finder {
             }
             (outlook.busy, outlook.due) = (true, Some(SOON));
         }
+        self.shunned.note_unknown(seen.unknown);
         self.choose(seen, &mut outlook).await?;
         Ok(outlook)
     }
@@ -448,7 +397,8 @@ impl Finder {
     /// Somewhere between the oldest task and the newest, where there is more than one page.
     fn entry_point(&mut self, prefix: &str) -> Option<String> {
         let oldest = self.depth.oldest?;
-        if std::mem::take(&mut self.depth.from_start) {
+        // Only several keep apart: whoever is alone finds whole pages from the start.
+        if std::mem::take(&mut self.depth.from_start) || self.board.alone() == Some(true) {
             return None;
         }
         let random = self.queue.store().env().random();
@@ -460,6 +410,16 @@ impl Finder {
         let span = self.depth.newest.checked_sub(oldest).filter(|span| *span > 0)?;
         let at = oldest + (random / 8) % span.saturating_mul(2);
         Some(format!("{prefix}{}", Ulid::from_parts(at, 0)))
+    }
+
+    /// For how long what could not be claimed is left alone, and whether because we may not.
+    fn shuns(&self, unit: &Unit, leased: bool) -> Option<(Duration, bool)> {
+        self.shunned.left_alone(unit, leased, || self.queue.store().env().clock().boot())
+    }
+
+    /// Whether something is to be claimed that has no lease.
+    fn is_free(&self, shown: &Shown) -> bool {
+        shown.work && shown.lease.is_none() && self.shuns(&shown.unit, false).is_none()
     }
 
     /// Makes candidates of what a listing shows.
@@ -475,10 +435,17 @@ impl Finder {
         let mut standing = Vec::with_capacity(units.len());
         let mut stale = Vec::new();
         for (n, shown) in units.iter().enumerate() {
-            standing.push(match (&shown.lease, shown.work) {
-                (None, true) => Standing::Free,
-                _ => Standing::Leased,
+            // Of our own claims under way the listing may not show the lease yet.
+            standing.push(match self.is_free(shown) && !self.board.is_ours(&shown.unit) {
+                true => Standing::Free,
+                false => Standing::Leased,
             });
+            if let Some((left, denied)) = self.shuns(&shown.unit, shown.lease.is_some()) {
+                // Nobody waits for what is not for them.
+                outlook.busy |= !denied;
+                outlook.sooner(left);
+                continue;
+            }
             let old = shown.lease.as_ref().is_some_and(is_old);
             // An old lease alone is nobody's work; a young one may be of work that is just written.
             outlook.busy |= shown.work || !old;
@@ -486,41 +453,33 @@ impl Finder {
             else {
                 continue;
             };
-            match self.left_alone(&shown.unit, lease) {
+            match self.board.left_alone(&shown.unit, lease) {
                 Some(left) => outlook.sooner(left),
                 None => stale.push(n),
             }
         }
-        while stale.len() > STALE {
+        let most = if standing.contains(&Standing::Free) { STALE } else { STALE_ALONE };
+        while stale.len() > most {
             let drop = random as usize % stale.len();
             stale.swap_remove(drop);
         }
         for n in stale {
             let shown = &units[n];
-            let desk = self.desk_for(&shown.unit)?;
+            let desk = self.board.desk_for(&shown.unit)?;
             let again = self.queue.store().env().clock().boot().plus(SOON);
             let version = shown.lease.as_ref().and_then(|lease| lease.version.clone());
-            self.note(&shown.unit, Looked { version, desk: desk.clone(), again });
-            self.candidates.push_back(match shown.work {
+            self.board.note(&shown.unit, Looked { version, desk: Some(desk.clone()), again });
+            self.found.push(match shown.work {
                 true => Candidate::Leased(shown.unit.clone(), desk),
                 false => Candidate::Orphan(shown.unit.clone(), desk),
             });
         }
-        for n in order(&standing, self.alone, random) {
-            self.candidates.push_back(Candidate::Free(units[n].unit.clone()));
-        }
-        if self.candidates.is_empty() {
+        let order = order(&standing, self.board.alone(), random);
+        self.found.extend(order.into_iter().map(|n| Candidate::Free(units[n].unit.clone())));
+        if self.found.is_empty() {
             self.look_into(&units, outlook).await?;
         }
         Ok(())
-    }
-
-    fn desk_for(&self, unit: &Unit) -> Result<Desk> {
-        match self.looked.get(unit) {
-            // It remembers for how long it has seen the lease unchanged.
-            Some(looked) => Ok(looked.desk.clone()),
-            None => self.queue.desk(unit, &self.worker),
-        }
     }
 
     /// Nothing is free: what is due to be tried again, or was left by a process of this machine?
@@ -529,7 +488,15 @@ impl Finder {
         let mut made = 0;
         for shown in units.iter().filter(|shown| shown.work) {
             let Some(lease) = &shown.lease else { continue };
-            if let Some(left) = self.left_alone(&shown.unit, lease) {
+            // A claim of ours that is under way, and has landed.
+            if self.board.is_ours(&shown.unit) {
+                outlook.sooner(SOON);
+                continue;
+            }
+            if self.shuns(&shown.unit, true).is_some() {
+                continue;
+            }
+            if let Some(left) = self.board.left_alone(&shown.unit, lease) {
                 outlook.sooner(left);
                 continue;
             }
@@ -538,13 +505,18 @@ impl Finder {
                 break;
             }
             made += 1;
-            let desk = self.desk_for(&shown.unit)?;
+            let desk = self.board.desk_for(&shown.unit)?;
             let span = match self.glance(&desk).await {
                 Ok(Glance::Take) => {
-                    self.candidates.push_back(Candidate::Leased(shown.unit.clone(), desk.clone()));
+                    self.found.push(Candidate::Leased(shown.unit.clone(), desk.clone()));
                     SOON
                 }
                 Ok(Glance::In(span)) => span,
+                Err(error) if error.kind() == ErrorKind::Denied => {
+                    let now = self.queue.store().env().clock().boot();
+                    self.shunned.add(&shown.unit, &error, now);
+                    UNREADABLE
+                }
                 Err(error) if error.is_about_data() => {
                     tracing::warn!(%error, "a lease cannot be read");
                     UNREADABLE
@@ -554,7 +526,7 @@ impl Finder {
             outlook.sooner(span);
             let again = self.queue.store().env().clock().boot().plus(span);
             let version = lease.version.clone();
-            self.note(&shown.unit, Looked { version, desk, again });
+            self.board.note(&shown.unit, Looked { version, desk: Some(desk), again });
         }
         Ok(())
     }
@@ -587,7 +559,7 @@ impl Finder {
             return Ok(due(next));
         }
         let super::sweep::Promoted { ids, next, more } = self.queue.promote_due(now).await?;
-        self.candidates.extend(ids.into_iter().map(|id| Candidate::Free(Unit::Task(id))));
+        self.found.extend(ids.into_iter().map(|id| Candidate::Free(Unit::Task(id))));
         // As long as there may be more that are due, nobody relies on what was read.
         self.scheduled = (!more).then_some((next, boot));
         Ok(match more {
@@ -616,13 +588,18 @@ struct Seen {
     /// Where in `units` each is.
     places: HashMap<Unit, usize>,
     now: Option<StoreTime>,
+    /// How many objects have names that are no task's.
+    unknown: u64,
 }
 
 impl Seen {
     fn add(&mut self, queue: &Queue, page: Page) {
         self.now = page.now.or(self.now);
         for entry in page.entries {
-            let Some((unit, part)) = queue.keys().parse_part(entry.key.as_str()) else { continue };
+            let Some((unit, part)) = queue.keys().parse_part(entry.key.as_str()) else {
+                self.unknown += 1;
+                continue;
+            };
             // The two keys of a task follow each other, on two pages perhaps, where the store lists in
             // order. Where it does not, a task whose lease came elsewhere must not look free for ever.
             let at = match self.places.get(&unit) {
@@ -638,9 +615,5 @@ impl Seen {
                 Part::Lease => self.units[at].lease = Some(entry),
             }
         }
-    }
-
-    fn any_free(&self) -> bool {
-        self.units.iter().any(|shown| shown.work && shown.lease.is_none())
     }
 }
