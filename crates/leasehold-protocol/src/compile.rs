@@ -18,6 +18,7 @@
 //!
 //! The lease only saves work that would be done twice. The condition keeps the data.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -78,6 +79,8 @@ pub struct Merger {
     shard: Option<Shard>,
     last_key: Vec<u8>,
     canonical: Vec<u8>,
+    /// The length of the key of the row in `canonical`, where records before it have yet to be inserted.
+    begun: Option<usize>,
     tally: Tally,
     bad: Vec<Bad>,
     strays: BTreeMap<Shard, Vec<u8>>,
@@ -124,6 +127,7 @@ impl Merger {
             shard: None,
             last_key: Vec::new(),
             canonical: Vec::new(),
+            begun: None,
             tally: Tally { before, ..Tally::default() },
             bad: Vec::new(),
             strays: BTreeMap::new(),
@@ -155,7 +159,8 @@ impl Merger {
     }
 
     /// Merges these complete rows of the shard and the records up to them into `out`, until that has
-    /// `enough` bytes. Returns how many bytes of `rows` are done with.
+    /// `enough` bytes, whichever they are of. Returns how many bytes of `rows` are done with: none, where
+    /// there are that many records before the first. What is left is to come first the next time.
     pub fn merge<I: Incoming>(
         &mut self,
         rows: &[u8],
@@ -181,28 +186,37 @@ impl Merger {
         // Rows from `kept` to the current one stay as they are, and are copied together.
         let (mut at, mut kept) = (0, 0);
         while at < rows.len() && out.len() + (at - kept) < enough {
-            let rest = &rows[at..];
-            let end = memchr::memchr(usv::END, rest).unwrap_or(rest.len());
-            let row = &rest[..end];
-            let key = usv::first_field(row);
-            if key <= last {
-                return Err(MergeError::Disorder);
-            }
-            last = key;
-            self.tally.counts.rows_before += 1;
-            let next = inbox.head().map(|head| usv::first_field(head).cmp(key));
-            if next.is_some_and(|order| order.is_le()) {
-                out.extend_from_slice(&rows[kept..at]);
-                kept = at;
-                if self.insert_up_to(key, inbox, out)? {
-                    self.settle(row, inbox, out)?;
-                    at = (at + end + 1).min(rows.len());
-                    kept = at;
-                    continue;
+            // Past the rows before the next record, whose key is looked for once.
+            let stop = rows.len().min(kept.saturating_add(enough - out.len()));
+            let head = inbox.head().map(usv::first_field);
+            let (mut passed, mut met) = (0, None);
+            while at < stop {
+                let (key, len) = usv::first_row(&rows[at..]);
+                if key <= last {
+                    return Err(MergeError::Disorder);
                 }
+                let order = head.map_or(Ordering::Greater, |head| head.cmp(key));
+                if order.is_le() {
+                    met = Some((key, len, order));
+                    break;
+                }
+                (last, passed, at) = (key, passed + 1, at + len);
             }
-            self.tally.counts.rows_after += 1;
-            at = (at + end + 1).min(rows.len());
+            self.tally.counts.rows_before += passed;
+            self.tally.counts.rows_after += passed;
+            let Some((key, len, order)) = met else { break };
+            out.extend_from_slice(&rows[kept..at]);
+            kept = at;
+            if order.is_lt() {
+                // The row stays where it is: there may be more records before it than are enough.
+                self.tally.inserted(&self.schema, inbox.head().unwrap_or_default(), out);
+                inbox.pop().map_err(MergeError::Incoming)?;
+                continue;
+            }
+            self.tally.counts.rows_before += 1;
+            let row = &rows[at..at + len];
+            self.settle(row.strip_suffix(&[usv::END]).unwrap_or(row), inbox, out)?;
+            (last, at, kept) = (key, at + len, at + len);
         }
         out.extend_from_slice(&rows[kept..at]);
         if kept < at && !out.ends_with(&[usv::END]) {
@@ -225,33 +239,59 @@ impl Merger {
             let rest = &rows[at..];
             let end = memchr::memchr2(usv::END, usv::RECORD, rest).unwrap_or(rest.len());
             let row = rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]);
-            at = (at + end + 1).min(rows.len());
-            canonical.clear();
-            if row.is_empty() {
+            let next = (at + end + 1).min(rows.len());
+            let read = match self.begun.take() {
+                // Read and counted when we were here last.
+                Some(key_len) => Some(key_len),
+                None => self.begin(row, &mut canonical)?,
+            };
+            let Some(key_len) = read else {
+                at = next;
                 continue;
+            };
+            match self.insert_up_to(&canonical[..key_len], inbox, out, enough)? {
+                Inserted::Enough => {
+                    self.begun = Some(key_len);
+                    break;
+                }
+                Inserted::UpToSame => self.settle(&canonical, inbox, out)?,
+                Inserted::All if self.purge(&canonical) => {}
+                Inserted::All => {
+                    out.extend_from_slice(&canonical);
+                    out.push(usv::END);
+                    self.tally.counts.rows_after += 1;
+                }
             }
-            let Some(key_len) = self.read(row, &mut canonical) else { continue };
-            // The order is that of the one spelling.
-            let key = &canonical[..key_len];
-            if let Some(home) = self.stray(key) {
-                self.move_out(home, &canonical);
-                continue;
-            }
-            if key <= &self.last_key[..] {
-                return Err(MergeError::Disorder);
-            }
-            self.last_key.clear();
-            self.last_key.extend_from_slice(key);
-            if self.insert_up_to(key, inbox, out)? {
-                self.settle(&canonical, inbox, out)?;
-            } else if !self.purge(&canonical) {
-                out.extend_from_slice(&canonical);
-                out.push(usv::END);
-                self.tally.counts.rows_after += 1;
-            }
+            at = next;
         }
         self.canonical = canonical;
         Ok(at)
+    }
+
+    /// Reads and counts a row of the shard into `canonical`, and returns the length of its key, or `None`
+    /// if it does not stay here.
+    fn begin<E>(
+        &mut self,
+        row: &[u8],
+        canonical: &mut Vec<u8>,
+    ) -> Result<Option<usize>, MergeError<E>> {
+        canonical.clear();
+        if row.is_empty() {
+            return Ok(None);
+        }
+        let Some(key_len) = self.read(row, canonical) else { return Ok(None) };
+        // The order is that of the one spelling.
+        let key = &canonical[..key_len];
+        if let Some(home) = self.stray(key) {
+            self.move_out(home, canonical);
+            return Ok(None);
+        }
+        if key <= &self.last_key[..] {
+            return Err(MergeError::Disorder);
+        }
+        self.last_key.clear();
+        self.last_key.extend_from_slice(key);
+        Ok(Some(key_len))
     }
 
     /// Appends the records behind the shard's last row, until `out` has `enough` bytes. Returns
@@ -314,22 +354,24 @@ impl Merger {
         rows.push(usv::END);
     }
 
-    /// Appends the records before `key`, and says whether the next one is of this very key.
+    /// Appends the records before `key`, until `out` has `enough` bytes.
     fn insert_up_to<I: Incoming>(
         &mut self,
         key: &[u8],
         inbox: &mut I,
         out: &mut Vec<u8>,
-    ) -> Result<bool, MergeError<I::Error>> {
+        enough: usize,
+    ) -> Result<Inserted, MergeError<I::Error>> {
         while let Some(head) = inbox.head() {
             match usv::first_field(head).cmp(key) {
-                std::cmp::Ordering::Less => self.tally.inserted(&self.schema, head, out),
-                std::cmp::Ordering::Equal => return Ok(true),
-                std::cmp::Ordering::Greater => return Ok(false),
+                Ordering::Less if out.len() >= enough => return Ok(Inserted::Enough),
+                Ordering::Less => self.tally.inserted(&self.schema, head, out),
+                Ordering::Equal => return Ok(Inserted::UpToSame),
+                Ordering::Greater => break,
             }
             inbox.pop().map_err(MergeError::Incoming)?;
         }
-        Ok(false)
+        Ok(Inserted::All)
     }
 
     /// Appends the row or the record of the same key at the inbox's head, whichever counts.
@@ -379,6 +421,16 @@ impl Merger {
     }
 }
 
+/// How far the records before a row were inserted.
+enum Inserted {
+    /// There may be more of them.
+    Enough,
+    /// All, and the next one is of the row's own key.
+    UpToSame,
+    /// All, and there is none of the row's key.
+    All,
+}
+
 fn is_deletion(claim: &Option<Claim<'_>>) -> bool {
     claim.is_some_and(|claim| claim.deleted)
 }
@@ -388,7 +440,7 @@ impl Tally {
         self.counts.inserted += 1;
         self.counts.rows_after += 1;
         self.written = self.written.plus(Digest::of(row));
-        self.deletions += i64::from(is_deletion(&schema.claim(row)));
+        self.deletions += i64::from(schema.is_deletion(row));
         out.extend_from_slice(row);
         out.push(usv::END);
     }

@@ -31,6 +31,32 @@ impl Clock for Off {
     }
 }
 
+/// The system's clocks, with a boot clock that can be set forward, as by a machine's sleep.
+#[derive(Debug, Default)]
+pub struct Asleep(Mutex<Duration>);
+
+impl Asleep {
+    /// The machine sleeps for so long.
+    pub fn sleep_for(&self, span: Duration) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += span;
+    }
+}
+
+impl Clock for Asleep {
+    fn wall(&self) -> StoreTime {
+        Env::system().clock().wall()
+    }
+
+    fn boot(&self) -> BootTime {
+        let slept = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Env::system().clock().boot().plus(slept)
+    }
+
+    fn sleep(&self, span: Duration) -> BoxFuture<'static, ()> {
+        Env::system().clock().sleep(span)
+    }
+}
+
 /// Randomness of the system's.
 #[derive(Debug, Default)]
 pub struct Chance;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold::store::backend::{Backend, Kind, Lister, Reading};
-use leasehold::store::large::{FileBody, Source, Stamp};
+use leasehold::store::large::{FileBody, Source, Staged, Stamp};
 use leasehold::store::meter::Meter;
 use leasehold::store::{Delete, Durability, Get, List, Meta, Page, Put};
 use leasehold::{Error, ErrorKind, Key, Result, Version, When};
@@ -190,6 +190,24 @@ impl Backend for Gated {
     ) -> Result<Put> {
         self.pass(Verb::Put, key.as_str()).await?;
         self.inner.put_file(key, body, when, durability).await
+    }
+
+    async fn stage(&self, key: &Key, body: &Bytes) -> Result<Option<Staged>> {
+        self.inner.stage(key, body).await
+    }
+
+    async fn publish(&self, staged: Vec<(Staged, When)>) -> Vec<Result<Put>> {
+        let (mut outcomes, mut passed) = (Vec::new(), Vec::new());
+        for (staged, when) in staged {
+            let pass = self.pass(Verb::Put, staged.key().as_str()).await;
+            outcomes.push(pass.err().map(Err));
+            if let Some(None) = outcomes.last() {
+                passed.push((staged, when));
+            }
+        }
+        let mut published = self.inner.publish(passed).await.into_iter();
+        let outcome = |failed: Option<_>| failed.or_else(|| published.next()).expect("one of each");
+        outcomes.into_iter().map(outcome).collect()
     }
 
     async fn discard(&self, keys: &[Key]) -> Result<()> {

@@ -8,18 +8,27 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold::index::{Field, Freshness, Index, IndexSettings, NewIndex, Shard, Width};
+use async_trait::async_trait;
+use bytes::Bytes;
+use leasehold::env::Env;
+use leasehold::index::{
+    CompactOptions, Field, Freshness, Index, IndexSettings, NewIndex, Shard, Width,
+};
 use leasehold::lock::{Lock, LockSettings};
 use leasehold::protocol::format::usv;
 use leasehold::protocol::key::encode_segment;
 use leasehold::protocol::shard::KeyHash;
 use leasehold::queue::{NewTask, Queue, QueueSettings, usual_settings};
-use leasehold::store::{Connect, Kind, StoreUrl};
-use leasehold::{Key, Store};
+use leasehold::store::backend::{Backend, Lister, Reading};
+use leasehold::store::memory::Memory;
+use leasehold::store::meter::Meter;
+use leasehold::store::{Connect, Delete, Get, Kind, Meta, Put, StoreUrl};
+use leasehold::{Durability, Key, List, Store, StoreSettings, Version, When};
 use tokio::runtime::{Builder, Runtime};
 
 /// Counts what passes through to the system's allocator.
@@ -342,6 +351,138 @@ fn compactions_of_many_shards_have_a_limit_together() {
     }
     println!("{peaks:.1?} MiB at most");
     assert!(peaks.iter().all(|peak| *peak <= 32.0), "{peaks:.1?} MiB");
+}
+
+/// However much of an inbox comes before one row of its shard.
+#[test]
+fn an_inbox_before_one_row_has_a_limit() {
+    let (_turn, runtime) = alone();
+    let text = "x".repeat(1_000);
+    for rewrite in [false, true] {
+        let (_folder, store) = directory();
+        let width = Width::new(1).unwrap();
+        let new = NewIndex { width, ..new_index() };
+        let index = runtime.block_on(Index::create(&store, "i", new)).unwrap();
+        let shard = Shard::of("zz.example", width);
+        let keys = (0..).map(|n| format!("site-{n}.example"));
+        let keys = keys.filter(|key| Shard::of(key, width) == shard).take(24_000);
+        let options = CompactOptions { rewrite, ..CompactOptions::default() };
+        let compacted = async |keys: &mut dyn Iterator<Item = String>| {
+            let mut batch = index.batch().await.unwrap();
+            for key in keys {
+                batch.put_texts([key.as_str(), text.as_str(), "7"]).unwrap();
+                if batch.bytes() > 1 << 20 {
+                    batch.flush().await.unwrap();
+                }
+            }
+            batch.flush().await.unwrap();
+            let before = LIVE.load(Relaxed);
+            PEAK.store(before, Relaxed);
+            let done = index.compact_one(shard, &options).await.unwrap();
+            assert_eq!(done.counts.quarantined, 0);
+            (done.counts.rows_after, (PEAK.load(Relaxed) - before) as f64 / f64::from(1 << 20))
+        };
+        let (rows, _) = runtime.block_on(compacted(&mut ["zz.example".to_owned()].into_iter()));
+        assert_eq!(rows, 1);
+        let (rows, peak) = runtime.block_on(compacted(&mut { keys }));
+        println!("{peak:.1} MiB at most");
+        assert!(rows == 24_001 && peak <= 20.0, "{peak:.1} MiB");
+    }
+}
+
+/// A bucket whose objects are copied into memory by those who read them, as by a transfer.
+#[derive(Debug)]
+struct Bucket(Memory);
+
+#[async_trait]
+impl Backend for Bucket {
+    fn url(&self) -> String {
+        self.0.url()
+    }
+    fn kind(&self) -> Kind {
+        Kind::S3
+    }
+    fn meter(&self) -> &Arc<Meter> {
+        self.0.meter()
+    }
+    fn reading(&self) -> Option<Reading> {
+        self.0.reading()
+    }
+    async fn get(&self, key: &Key, unless: Option<&Version>) -> leasehold::Result<Get> {
+        let mut got = self.0.get(key, unless).await?;
+        if let Get::Found(object) = &mut got {
+            object.body = object.body.to_vec().into();
+            // The answer takes its time, and others are asked for meanwhile.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(got)
+    }
+    async fn head(&self, key: &Key) -> leasehold::Result<Option<Meta>> {
+        self.0.head(key).await
+    }
+    async fn put(
+        &self,
+        key: &Key,
+        body: Bytes,
+        when: &When,
+        durability: Durability,
+    ) -> leasehold::Result<Put> {
+        self.0.put(key, body, when, durability).await
+    }
+    async fn delete(&self, key: &Key, version: Option<&Version>) -> leasehold::Result<Delete> {
+        self.0.delete(key, version).await
+    }
+    async fn delete_many(&self, keys: &[Key]) -> leasehold::Result<()> {
+        self.0.delete_many(keys).await
+    }
+    fn list(&self, list: List) -> Box<dyn Lister> {
+        self.0.list(list)
+    }
+    async fn persist(&self, keys: &[Key]) -> leasehold::Result<()> {
+        self.0.persist(keys).await
+    }
+}
+
+/// On a bucket nobody knows how large records are but the listing: it is asked.
+#[test]
+fn large_records_of_a_bucket_keep_to_the_limit() {
+    let (_turn, runtime) = alone();
+    let bucket = Arc::new(Bucket(Memory::new(Env::system())));
+    let store = Store::new(bucket, Env::system(), StoreSettings::default()).unwrap();
+    let width = Width::new(1).unwrap();
+    let new = NewIndex { width, flat_inbox: false, ..new_index() };
+    let index = runtime.block_on(Index::create(&store, "i", new)).unwrap();
+    let text = "x".repeat(4_000);
+    // Four shards with 20 batches each, of 64 records: 5 MB.
+    let mut keys: BTreeMap<Shard, Vec<String>> = BTreeMap::new();
+    for key in (0..).map(|n| format!("site-{n}.example")) {
+        let shard = Shard::of(&key, width);
+        if shard.number() < 4 && keys.get(&shard).is_none_or(|keys| keys.len() < 1280) {
+            keys.entry(shard).or_default().push(key);
+        }
+        if keys.values().map(Vec::len).sum::<usize>() == 4 * 1280 {
+            break;
+        }
+    }
+    runtime.block_on(async {
+        for chunk in keys.values().flat_map(|keys| keys.chunks(64)) {
+            let mut batch = index.batch().await.unwrap();
+            for key in chunk {
+                batch.put_texts([key.as_str(), text.as_str(), "7"]).unwrap();
+            }
+            batch.flush().await.unwrap();
+        }
+    });
+    let compiler_bytes = 8 << 20;
+    let index = index.with_settings(IndexSettings { compiler_bytes, ..IndexSettings::default() });
+    let before = LIVE.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let pass = runtime.block_on(index.compact()).unwrap();
+    let peak = (PEAK.load(Relaxed) - before) as f64 / f64::from(1 << 20);
+    assert_eq!(pass.records(), 4 * 1280);
+    println!("{peak:.1} MiB at most");
+    // What is planned, and a shard that the store has while it still has what it is made of.
+    assert!(peak <= 8.0 + 6.0 + 1.0, "{peak:.1} MiB");
 }
 
 /// So do the names of what they merged, until it is deleted: many tiny objects.

@@ -4,17 +4,15 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::env::{BootTime, Clock, Env};
+use leasehold::env::Env;
 use leasehold::store::cloud::CloudOptions;
 use leasehold::store::{Connect, Delete, Put, Store, Unknown};
-use leasehold::{
-    Durability, Error, ErrorKind, Key, Nonce, Proof, StoreSettings, StoreTime, When, Write,
-};
-use leasehold_testkit::clock::Chance;
+use leasehold::{Durability, Error, ErrorKind, Key, Nonce, Proof, StoreSettings, When, Write};
+use leasehold_testkit::clock::{Asleep, Chance};
 use leasehold_testkit::http::{Request, Spoil, TinyS3};
 
 const OURS: Nonce = Nonce::from_bytes([9; 16]);
@@ -434,22 +432,6 @@ async fn a_connection_on_which_a_body_is_stuck_is_not_used_again() {
     }
 }
 
-/// A boot clock that can be set forward, as by a machine's sleep.
-#[derive(Debug, Default)]
-struct Asleep(Mutex<Duration>);
-
-impl Clock for Asleep {
-    fn wall(&self) -> StoreTime {
-        Env::system().clock().wall()
-    }
-    fn boot(&self) -> BootTime {
-        Env::system().clock().boot().plus(*self.0.lock().unwrap())
-    }
-    fn sleep(&self, span: Duration) -> futures::future::BoxFuture<'static, ()> {
-        Env::system().clock().sleep(span)
-    }
-}
-
 /// While a machine sleeps nobody closes its connections, and whoever is between it and the server
 /// forgets them without a word.
 #[tokio::test]
@@ -467,7 +449,7 @@ async fn a_connection_that_was_idle_for_long_is_not_used_again() {
     let env = Env::new(clock.clone(), Arc::new(Chance));
     let store = connect_at(endpoint, settings(), env);
     for asleep in [0, 15, 25] {
-        *clock.0.lock().unwrap() += Duration::from_secs(asleep);
+        clock.sleep_for(Duration::from_secs(asleep));
         assert_eq!(store.head(&key()).await.unwrap(), None);
     }
     let requests: Vec<usize> = requests.iter().map(|count| count.load(SeqCst)).collect();

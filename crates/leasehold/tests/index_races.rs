@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // in a test, a failure is a panic
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::env::{BootTime, Clock, Entropy, Env};
@@ -14,6 +14,7 @@ use leasehold::index::{
 use leasehold::store::memory::Memory;
 use leasehold::store::{Put, Write};
 use leasehold::{Error, ErrorKind, Key, List, Store, StoreSettings, StoreTime};
+use leasehold_testkit::clock::Asleep;
 use leasehold_testkit::faulty::{Broken, Fault, Faulty};
 use leasehold_testkit::gate::{Gated, Verb};
 use serde_json::{Value, json};
@@ -496,28 +497,13 @@ fn same_shard() -> String {
     keys.into_iter().find(|key| Shard::of(key, Width::USUAL) == shard()).unwrap()
 }
 
-#[derive(Debug, Default)]
-struct Advanced(Mutex<Duration>);
-
-impl Clock for Advanced {
-    fn wall(&self) -> StoreTime {
-        Env::system().clock().wall()
-    }
-    fn boot(&self) -> BootTime {
-        Env::system().clock().boot().plus(*self.0.lock().unwrap())
-    }
-    fn sleep(&self, span: Duration) -> futures::future::BoxFuture<'static, ()> {
-        Env::system().clock().sleep(span)
-    }
-}
-
 /// The same where the shard comes back to the very bytes that the stalled compiler read: equal bytes
 /// have equal versions, so the condition would hold. Deletions are purged after hours only, and a
 /// shard that was read an hour ago is not written.
 #[tokio::test]
 async fn a_shard_that_came_back_to_its_old_bytes_fools_nobody() {
     let (world, quick) = World::new().await;
-    let clock = Arc::new(Advanced::default());
+    let clock = Arc::new(Asleep::default());
     let env = Env::new(clock.clone(), Arc::<Counting>::default());
     let gate = Arc::new(Gated::new(Arc::new(world.memory.client(env.clone()))));
     let store = Store::new(gate.clone(), env, StoreSettings::default()).unwrap();
@@ -544,7 +530,7 @@ async fn a_shard_that_came_back_to_its_old_bytes_fools_nobody() {
     assert!(young.unwrap_err().to_string().contains("2 hours"));
     quick.index.purge(Duration::ZERO, true, &CompactOptions::default()).await.unwrap();
     world.drop_file(&pending, std::str::from_utf8(&body).unwrap()).await;
-    *clock.0.lock().unwrap() = Duration::from_secs(3601);
+    clock.sleep_for(Duration::from_secs(3601));
     at.go();
     let outcome = stalled.await.unwrap().unwrap().outcome;
     assert!(

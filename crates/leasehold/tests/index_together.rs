@@ -14,9 +14,11 @@ use leasehold::index::{
 };
 use leasehold::store::dir::Dir;
 use leasehold::{ErrorKind, List, Store, StoreSettings, StoreTime};
-use leasehold_testkit::gate::{Gated, Verb};
+use leasehold_testkit::gate::{Gated, Pause, Verb};
+use leasehold_testkit::temporary_files;
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 
 const RECORDS: usize = 300;
 
@@ -66,11 +68,35 @@ impl World {
         (gate, index)
     }
 
+    /// A pass that stands still before the first deletion.
+    async fn stop_before_sweep(&self) -> (Pause, JoinHandle<leasehold::Result<Pass>>) {
+        let (gate, compiler) = self.node().await;
+        let mut sweep = gate.stop(Verb::Delete, "inbox/");
+        let pass = tokio::spawn(async move { compiler.compact().await });
+        sweep.reached().await;
+        (sweep, pass)
+    }
+
     /// How many files of rows there are.
     async fn count(&self, prefix: &str) -> usize {
         let store = self.store(self.backend());
         let page = store.list(List::prefix(prefix).unwrap()).collect().await.unwrap();
         page.entries.iter().filter(|entry| entry.key.as_str().ends_with(".usv")).count()
+    }
+
+    /// Makes this many of each object that waits.
+    fn multiply(&self, times: usize) {
+        for shard in records(Width::USUAL).into_keys() {
+            for entry in std::fs::read_dir(self.inbox(shard)).unwrap().collect::<Vec<_>>() {
+                let path = entry.unwrap().path();
+                let name = path.file_name().unwrap().to_str().unwrap();
+                let (name, _) = name.rsplit_once('-').unwrap();
+                for n in 1..times {
+                    let copy = path.with_file_name(format!("{name}-{n:032x}.usv"));
+                    std::fs::copy(&path, copy).unwrap();
+                }
+            }
+        }
     }
 
     async fn waiting(&self) -> usize {
@@ -104,10 +130,7 @@ fn all(pass: &Pass, outcome: impl Fn(&Outcome) -> bool) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_deleted_before_it_is_published() {
     let (world, index) = World::new().await;
-    let (gate, compiler) = world.node().await;
-    let mut sweep = gate.stop(Verb::Delete, "inbox/");
-    let pass = tokio::spawn(async move { compiler.compact().await });
-    sweep.reached().await;
+    let (sweep, pass) = world.stop_before_sweep().await;
     // Every shard is there, and all that it is made of.
     assert_eq!(world.waiting().await, RECORDS);
     let (_, other) = world.node().await;
@@ -132,10 +155,7 @@ async fn nothing_is_deleted_before_it_is_published() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_dies_before_the_sweep_loses_nothing() {
     let (world, index) = World::new().await;
-    let (gate, compiler) = world.node().await;
-    let mut sweep = gate.stop(Verb::Delete, "inbox/");
-    let pass = tokio::spawn(async move { compiler.compact().await });
-    sweep.reached().await;
+    let (_sweep, pass) = world.stop_before_sweep().await;
     pass.abort();
     assert!(pass.await.unwrap_err().is_cancelled());
     // A record that came since, of a key that is in an unswept object as well.
@@ -176,10 +196,7 @@ async fn what_cannot_be_deleted_keeps_nothing_else() {
     let (world, index) = World::new().await;
     let records = records(Width::new(1).unwrap());
     let (stuck, few) = records.iter().nth(7).unwrap();
-    let (gate, compiler) = world.node().await;
-    let mut sweep = gate.stop(Verb::Delete, "inbox/");
-    let pass = tokio::spawn(async move { compiler.compact().await });
-    sweep.reached().await;
+    let (sweep, pass) = world.stop_before_sweep().await;
     // Permissions do not stop everybody. A link in the way does: nobody follows it.
     let aside = world.folder.path().join("aside");
     std::fs::rename(world.inbox(*stuck), &aside).unwrap();
@@ -207,17 +224,105 @@ async fn what_cannot_be_deleted_keeps_nothing_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn not_every_shard_waits_for_the_last() {
     let (world, index) = World::of(Width::USUAL, "").await;
-    let (gate, compiler) = world.node().await;
-    let mut sweep = gate.stop(Verb::Delete, "inbox/");
-    let pass = tokio::spawn(async move { compiler.compact().await });
-    sweep.reached().await;
+    world.multiply(9);
+    let (sweep, pass) = world.stop_before_sweep().await;
     let (published, all) = (world.count("indexes/domains/shards/").await, records(Width::USUAL));
     // Those that were under way when the 64th was there came along.
-    assert!(published < 64 + 32 && all.len() > 96, "{published} of {}", all.len());
+    assert!(published <= 64 + 32 && all.len() > 96, "{published} of {}", all.len());
     sweep.go();
     let pass = pass.await.unwrap().unwrap();
     assert_eq!(pass.count(|outcome| *outcome == Outcome::Published), all.len());
-    assert!(pass.shards.iter().all(|done| done.swept == all[&done.shard] as u64));
+    assert!(pass.shards.iter().all(|done| done.swept == 9 * all[&done.shard] as u64));
+    assert_eq!(world.waiting().await, 0);
+    assert_all_there(&index).await;
+}
+
+/// A few objects of a shard are deleted with its publication, and its lease is released: nobody waits for
+/// the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_few_objects_do_not_wait_to_be_deleted() {
+    let (world, index) = World::of(Width::USUAL, "").await;
+    let all = records(Width::USUAL);
+    let (slow, few) = all.iter().find(|(_, count)| **count == 1).unwrap();
+    let (gate, compiler) = world.node().await;
+    let mut read = gate.stop(Verb::Get, &format!("shards/{slow}.usv"));
+    let pass = tokio::spawn(async move { compiler.compact().await });
+    read.reached().await;
+    for _ in 0..300 {
+        if world.waiting().await == *few {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // All the others, with one that has not even begun to merge.
+    assert_eq!(world.waiting().await, *few);
+    let (_, other) = world.node().await;
+    for n in 0..RECORDS {
+        index.put(&json!({"domain": key(n), "n": n})).await.unwrap();
+    }
+    let others = other.compact().await.unwrap();
+    assert_eq!(others.count(|outcome| *outcome == Outcome::Published), all.len() - 1);
+    assert_eq!(others.count(|outcome| matches!(outcome, Outcome::Locked { .. })), 1);
+    read.go();
+    let pass = pass.await.unwrap().unwrap();
+    assert_eq!(pass.count(|outcome| *outcome == Outcome::Published), all.len());
+    // Of a lease that was released nothing is left in a directory.
+    let store = world.store(world.backend());
+    let shards = store.list(List::prefix("indexes/domains/shards/").unwrap()).collect().await;
+    let left = shards.unwrap().entries;
+    assert!(!left.iter().any(|entry| entry.key.as_str().ends_with(".lock")), "{left:?}");
+    index.compact().await.unwrap();
+    assert_all_there(&index).await;
+}
+
+/// What was staged is seen by nobody before it is published, and goes if that is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_convoy_of_which_some_are_refused() {
+    let (world, index) = World::new().await;
+    let records = records(Width::new(1).unwrap());
+    let (contended, few) = records.first_key_value().unwrap();
+    let (gate, compiler) = world.node().await;
+    // Each is asked for by its name, and the first stops them all.
+    let mut publish = gate.stop(Verb::Put, "shards/");
+    let mut lease = gate.stop(Verb::Put, "shards/");
+    let options = CompactOptions { lock: false, ..CompactOptions::default() };
+    let pass = tokio::spawn(async move { compiler.compact_with(&options).await });
+    publish.reached().await;
+    assert_eq!(world.count("indexes/domains/shards/").await, 0);
+    assert!(temporary_files(world.folder.path()) > 1);
+    // Meanwhile somebody else publishes one of them.
+    let options = CompactOptions { lock: false, ..CompactOptions::default() };
+    let (_, other) = world.node().await;
+    let done = other.compact_one(*contended, &options).await.unwrap();
+    assert_eq!((done.outcome, done.swept), (Outcome::Published, *few as u64));
+    index.put(&json!({"domain": key(0), "n": 0})).await.unwrap();
+    let waiting = world.waiting().await;
+    publish.go();
+    lease.reached().await;
+    lease.go();
+    let pass = pass.await.unwrap().unwrap();
+    assert_eq!(pass.count(|outcome| *outcome == Outcome::Refused), 1, "{pass:?}");
+    assert_eq!(pass.count(|outcome| *outcome == Outcome::Published), shards() - 1, "{pass:?}");
+    assert!(waiting > world.waiting().await);
+    assert_eq!(temporary_files(world.folder.path()), 0);
+    other.compact().await.unwrap();
+    assert_eq!(world.waiting().await, 0);
+    assert_all_there(&index).await;
+}
+
+/// Where nobody can say what became of a convoy, nothing of it is deleted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_convoy_that_is_lost_deletes_nothing() {
+    let (world, index) = World::new().await;
+    let (gate, compiler) = world.node().await;
+    gate.panic(Verb::Put, ".usv");
+    let pass = compiler.compact().await.unwrap();
+    let lost = pass.count(|outcome| matches!(outcome, Outcome::Aborted { .. }));
+    assert!(lost > 0 && pass.failed.is_empty(), "{pass:?}");
+    let swept: u64 = pass.shards.iter().map(|done| done.swept).sum();
+    assert_eq!(world.waiting().await as u64 + swept, RECORDS as u64);
+    assert_all_there(&index).await;
+    compiler.compact().await.unwrap();
     assert_eq!(world.waiting().await, 0);
     assert_all_there(&index).await;
 }
@@ -248,9 +353,9 @@ async fn a_slow_shard_keeps_no_other() {
     let env = Env::system().with_clock(Arc::new(Fast(Env::system().clock().boot())));
     let store = Store::new(gate.clone(), env, StoreSettings::default()).unwrap();
     let compiler = Index::open(&store, "domains").await.unwrap();
-    let mut publish = gate.stop(Verb::Put, &format!("shards/{slow}.usv"));
+    let mut read = gate.stop(Verb::Get, &format!("shards/{slow}.usv"));
     let pass = tokio::spawn(async move { compiler.compact().await });
-    publish.reached().await;
+    read.reached().await;
     for _ in 0..300 {
         if world.waiting().await == *few {
             break;
@@ -271,7 +376,7 @@ async fn a_slow_shard_keeps_no_other() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(outcome, Outcome::Idle);
-    publish.go();
+    read.go();
     let pass = pass.await.unwrap().unwrap();
     assert!(all(&pass, |outcome| *outcome == Outcome::Published), "{pass:?}");
     assert_eq!(world.waiting().await, 0);
@@ -285,7 +390,7 @@ async fn a_panic_leaves_nothing_unswept() {
     let records = records(Width::new(1).unwrap());
     let (broken, few) = records.last_key_value().unwrap();
     let (gate, compiler) = world.node().await;
-    gate.panic(Verb::Put, &format!("shards/{broken}.usv"));
+    gate.panic(Verb::Get, &format!("shards/{broken}.usv"));
     let error = compiler.compact().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Internal);
     // All were under way by then.

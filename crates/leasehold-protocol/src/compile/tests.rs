@@ -90,6 +90,8 @@ fn merged(
         while !part.is_empty() {
             let done = merger.merge(part, &mut inbox, &mut out, chunk)?;
             part = &part[done..];
+            // Enough, and the row that made it so.
+            assert!(out.len() < chunk + 150, "{} bytes where {chunk} were enough", out.len());
             all.append(&mut out);
         }
         rest = &rest[end..];
@@ -177,6 +179,23 @@ proptest! {
         let inbox = latest(&inbox.iter().map(row).collect::<Vec<_>>());
         let mode = if rewrite { Mode::Rewrite } else { Mode::Copy };
         let _ = merged(&shard, inbox, mode, None, 7);
+    }
+}
+
+/// However many records come before a row, no more of them are merged at once than are enough: the rest
+/// of the inbox may be a hundred times as large as memory.
+#[test]
+fn a_large_inbox_before_one_row_is_merged_by_parts() {
+    let last = row(&Record(99, 1, false, 1));
+    let inbox: Vec<Vec<u8>> = (0..99).map(|key| row(&Record(key, 1, false, 1))).collect();
+    for mode in [Mode::Copy, Mode::Rewrite] {
+        let shard = bytes(std::slice::from_ref(&last));
+        let (after, tally, _) = merged(&shard, inbox.clone(), mode, None, 100).unwrap();
+        assert_eq!(after, bytes(&[&inbox[..], std::slice::from_ref(&last)].concat()));
+        let counts = Counts { inbox: 99, ..tally.counts };
+        assert!(counts.add_up() && counts.rows_before == 1 && counts.rows_after == 100);
+        // A row that is met again and again is read once.
+        assert_eq!(tally.before.unwrap_or(digest(&shard)), digest(&shard));
     }
 }
 

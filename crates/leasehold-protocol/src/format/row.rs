@@ -77,10 +77,19 @@ impl Schema {
     pub fn canonical(&self, raw: &[u8], out: &mut Vec<u8>) -> Result<Canonical, RowError> {
         let text = std::str::from_utf8(raw)
             .map_err(|error| RowError::Row(format!("not UTF-8 at byte {}", error.valid_up_to())))?;
-        let mut fields = text.split(char::from(usv::UNIT));
-        let row = self.write(|_| Ok(fields.next().map(usv::unescape)), None, out)?;
-        let more = fields.filter(|field| !field.is_empty()).count();
-        if more > 0 {
+        // Hardly any row has something to unescape: one look at all of it.
+        let escaped = memchr::memchr(usv::ESCAPE, raw).is_some();
+        let mut from = Some(0);
+        let mut ends = memchr::memchr_iter(usv::UNIT, raw);
+        let mut field = || {
+            let start = from.take()?;
+            let end = ends.next();
+            from = end.map(|end| end + 1);
+            text.get(start..end.unwrap_or(text.len()))
+        };
+        let unescaped = |field| if escaped { usv::unescape(field) } else { Cow::Borrowed(field) };
+        let row = self.write(|_| Ok(field().map(unescaped)), None, out)?;
+        if std::iter::from_fn(field).any(|field| !field.is_empty()) {
             out.truncate(out.len() - row.len);
             let (has, all) = (text.split(char::from(usv::UNIT)).count(), self.fields().len());
             let message = format!("the row has {has} fields, the schema has {all}");

@@ -4,16 +4,18 @@
 //! clump on the same ones. Shards that others are at are left to them.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_protocol::backoff::full_jitter;
 use leasehold_protocol::compile::Trigger;
 use leasehold_protocol::shard::Shard;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::compact::{Compaction, Done, Outcome, Work};
-use super::convoy::Place;
+use super::convoy::{CROWD, Place};
 use super::{Index, IndexSettings};
 use crate::env::BootTime;
 use crate::store::{Detail, Kind, List};
@@ -194,12 +196,12 @@ impl Index {
             let mut work = Vec::with_capacity(order.len());
             for shard in order {
                 let listed = backlog.remove(&shard).unwrap_or_default();
-                let (more, pending) = (listed.more, listed.known());
+                let (more, bytes, pending) = (listed.more, listed.bytes, listed.known());
                 let flat = flat.remove(&shard).unwrap_or_default();
                 let waiting = flat_files.waiting(shard);
                 work.push((
                     shard,
-                    Work { pending, more, flat, waiting, whole, place: None, later: false },
+                    Work { pending, bytes, more, flat, waiting, whole, ..Work::default() },
                 ));
             }
             self.work_through(work, options, stop, &mut pass).await?;
@@ -225,25 +227,36 @@ impl Index {
         stop: &CancellationToken,
         pass: &mut Pass,
     ) -> Result<()> {
-        let mut work = work.into_iter();
+        let mut work = work.into_iter().peekable();
         let mut running = JoinSet::new();
+        // So many are at work, and others may wait to be published.
+        let turns = Arc::new(Semaphore::new(options.parallel.clamp(1, Semaphore::MAX_PERMITS)));
+        let most = options.parallel.max(1).saturating_add(CROWD);
         // What is published, and not yet swept, and since when.
         let (mut unswept, mut names): (Vec<Done>, usize) = (Vec::new(), 0);
         let mut since = None;
         let mut interrupted = None;
         loop {
             // Half of the names there is room for, so that those under way have some.
-            while running.len() < options.parallel.max(1)
-                && names <= self.0.settings.most_unswept() / 2
+            let may_begin = names <= self.0.settings.most_unswept() / 2
                 && unswept.len() < UNSWEPT_SHARDS
                 && interrupted.is_none()
-                && !stop.is_cancelled()
+                && !stop.is_cancelled();
+            while may_begin
+                && running.len() + unswept.len() < most
+                && work.peek().is_some()
+                && let Ok(turn) = turns.clone().try_acquire_owned()
                 && let Some((shard, mut work)) = work.next()
             {
                 let (index, options) = (self.clone(), options.clone());
                 work.place = self.place(&options);
                 work.later = work.place.is_some();
+                let mut turn = Some(turn);
+                if let Some(place) = &work.place {
+                    turn.take().into_iter().for_each(|turn| place.hold(turn));
+                }
                 running.spawn(async move {
+                    let _turn = turn;
                     let done = match index.fires(shard, &work, &options.trigger).await {
                         Ok(true) => index.compact_fully(shard, work, &options).await,
                         Ok(false) => return (shard, None),
@@ -252,10 +265,13 @@ impl Index {
                     (shard, Some(done))
                 });
             }
+            let more = may_begin && running.len() + unswept.len() < most && work.peek().is_some();
             let joined = tokio::select! {
                 biased;
                 () = self.overdue(since) => None,
                 joined = running.join_next() => joined,
+                // Somebody has departed.
+                _ = turns.acquire(), if more && !running.is_empty() => continue,
             };
             match joined {
                 None if unswept.is_empty() => return interrupted.map_or(Ok(()), Err),
@@ -316,6 +332,12 @@ impl Index {
             // So are objects, from one listing as far as it goes.
             let next = work.pending.as_mut().map(|keys| keys.split_off(keys.len().min(most)));
             let next = next.filter(|keys| !keys.is_empty());
+            // Each part has its share of the bytes: nobody remembers how many each object has.
+            let now = work.pending.as_ref().map_or(0, Vec::len) as u64;
+            let objects = now + next.as_ref().map_or(0, Vec::len) as u64;
+            let bytes = work.bytes.checked_div(objects).map_or(0, |each| each.saturating_mul(now));
+            let rest = work.bytes.saturating_sub(bytes);
+            work.bytes = bytes;
             let cut = work.more;
             work.more |= next.is_some();
             // Of objects that have yet to be listed, it shows then whether there are more.
@@ -328,6 +350,7 @@ impl Index {
             let whole = whole && done.left == 0;
             work = Work {
                 more: cut && next.is_some(),
+                bytes: if next.is_some() { rest } else { 0 },
                 pending: next,
                 flat: later,
                 whole,
@@ -365,7 +388,7 @@ impl Index {
     /// Where flushes are worth sharing.
     fn place(&self, options: &CompactOptions) -> Option<Place> {
         let directory = self.store().kind() == Kind::Directory && options.parallel > 1;
-        directory.then(|| self.0.convoy.join(options.parallel))
+        directory.then(|| self.0.convoy.join(self.0.settings.compiler_bytes))
     }
 
     /// Whether it is worth it to compact a shard. Asks for sizes and times only if it matters.

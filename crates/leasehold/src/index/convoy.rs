@@ -5,27 +5,34 @@
 //! of other inboxes as well, and whoever changes something meanwhile waits for it. So flushes are shared:
 //!
 //! ```text
-//!   join ─▶ take, merge ─▶ depart ──┬─▶ publish: one flush of all contents, one of the folder ─▶ sweep
-//!   join ─▶ take, merge ─▶ depart ──┤
-//!   join ─▶ take, merge ──────────▶ …  goes with the next
+//!   join ─▶ take, merge, stage ─▶ depart ──┬─▶ one flush of all contents, a name for each, one flush of the folder
+//!   join ─▶ take, merge, stage ─▶ depart ──┤
+//!   join ─▶ take, merge, stage ──────────▶ …  goes with the next
 //! ```
 //!
 //! A convoy leaves when it is large enough, when nobody else is on the way, or when its first has waited
-//! for long. It saves work and is never needed: whoever does not join publishes alone.
+//! for long. Who waits has its shard in a file: it needs neither much memory nor one of the places of those
+//! who are at work. What memory they have, for names, others may wait for who are waited for: so a convoy
+//! leaves before it has half of it all, and who needs more than the other half is not waited for. It saves
+//! work and is never needed: whoever does not join publishes alone.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::env::Env;
+use crate::store::large::Staged;
+use crate::store::{Put, Store, Unknown, Write};
+use crate::{Error, Result};
 
 /// A convoy of this many leaves, whoever else is on the way: the next one merges while it is flushed.
-const CROWD: usize = 16;
+pub(super) const CROWD: usize = 64;
 
 /// So does one with this many bytes to write: then there is more to flush than to commit.
-const LOAD: u64 = 8 << 20;
+const LOAD: u64 = 16 << 20;
 
 /// How long the first waits for others, who may be at a shard that is a thousand times as large.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -38,33 +45,81 @@ pub(super) struct Convoy(Mutex<State>);
 struct State {
     /// How many have joined and have yet to depart.
     coming: usize,
-    waiting: Vec<oneshot::Sender<()>>,
-    bytes: u64,
+    waiting: Vec<Waiting>,
+    /// What they have to write, and what they have of the memory that all share.
+    load: Load,
+}
+
+/// What a compaction brings along.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Load {
+    /// Bytes to write.
+    pub bytes: u64,
+    /// Bytes in memory.
+    pub kept: u64,
+}
+
+/// Who waits.
+#[derive(Debug)]
+enum Waiting {
+    /// Publishes by itself when the convoy leaves.
+    Alone(oneshot::Sender<()>),
+    /// Is published with the others.
+    Cargo(Box<Cargo>),
+}
+
+#[derive(Debug)]
+struct Cargo {
+    store: Store,
+    staged: Staged,
+    write: Write,
+    tell: oneshot::Sender<Result<Put>>,
 }
 
 impl State {
-    fn go_if_ready(&mut self, crowd: usize) {
-        if self.coming == 0 || self.waiting.len() >= crowd || self.bytes >= LOAD {
+    fn go_if_ready(&mut self, memory: u64) {
+        let Load { bytes, kept } = self.load;
+        let full = self.waiting.len() >= CROWD || bytes >= LOAD || kept >= memory / 2;
+        if self.coming == 0 || full {
             self.go();
         }
     }
 
     fn go(&mut self) {
-        self.bytes = 0;
+        self.load = Load::default();
+        let mut cargo = Vec::new();
         for waiting in self.waiting.drain(..) {
-            // Who was cancelled meanwhile does not hear it.
-            let _ = waiting.send(());
+            match waiting {
+                // Who was cancelled meanwhile does not hear it.
+                Waiting::Alone(tell) => _ = tell.send(()),
+                // Nor is written what nobody waits for any more.
+                Waiting::Cargo(one) if one.tell.is_closed() => {}
+                Waiting::Cargo(one) => cargo.push(*one),
+            }
+        }
+        // As a task of its own: whoever happens to be the last may be cancelled. Without a runtime all of
+        // them are over.
+        if let (false, Ok(runtime)) = (cargo.is_empty(), Handle::try_current()) {
+            runtime.spawn(publish(cargo));
         }
     }
 }
 
+async fn publish(cargo: Vec<Cargo>) {
+    let Some(store) = cargo.first().map(|one| one.store.clone()) else { return };
+    let (staged, tell): (Vec<_>, Vec<_>) =
+        cargo.into_iter().map(|one| ((one.staged, one.write), one.tell)).unzip();
+    for (put, tell) in store.publish(staged).await.into_iter().zip(tell) {
+        let _ = tell.send(put);
+    }
+}
+
 impl Convoy {
-    /// Joins `parallel` others at most: half of them make a convoy, so that the other half has something
-    /// to do while it is flushed.
-    pub fn join(self: &Arc<Self>, parallel: usize) -> Place {
+    /// Joins those who are at work, and share this many bytes of memory.
+    pub fn join(self: &Arc<Self>, memory: u64) -> Place {
         self.state().coming += 1;
-        let crowd = (parallel / 2).clamp(1, CROWD);
-        Place { convoy: self.clone(), coming: AtomicBool::new(true), crowd }
+        let (convoy, coming) = (self.clone(), AtomicBool::new(true));
+        Place { convoy, coming, memory, turn: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -77,17 +132,30 @@ impl Convoy {
 pub(super) struct Place {
     convoy: Arc<Convoy>,
     coming: AtomicBool,
-    crowd: usize,
+    memory: u64,
+    turn: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 impl Place {
+    /// Is at work by this permit, and gives it back when it departs.
+    pub fn hold(&self, turn: OwnedSemaphorePermit) {
+        *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(turn);
+    }
+
     /// Is not waited for, until [`Place::rejoin`]: whoever waits for something that the others hold would
     /// keep them waiting for ever.
     pub fn leave(&self) {
         if self.coming.swap(false, SeqCst) {
             let mut state = self.convoy.state();
             state.coming -= 1;
-            state.go_if_ready(self.crowd);
+            state.go_if_ready(self.memory);
+        }
+    }
+
+    /// The same before it waits for this much memory, if those who wait for it may have that.
+    pub fn leave_for(&self, bytes: u64) {
+        if bytes > self.memory / 2 {
+            self.leave();
         }
     }
 
@@ -98,23 +166,52 @@ impl Place {
         }
     }
 
-    /// Returns when the convoy leaves, having this many bytes to write.
-    pub async fn depart(&self, bytes: u64, env: &Env) {
-        let (go, told) = oneshot::channel();
-        {
-            let mut state = self.convoy.state();
-            if self.coming.swap(false, SeqCst) {
-                state.coming -= 1;
-            }
-            state.waiting.push(go);
-            state.bytes = state.bytes.saturating_add(bytes);
-            state.go_if_ready(self.crowd);
+    /// Returns when the convoy leaves.
+    pub async fn depart(&self, load: Load, env: &Env) {
+        let (tell, told) = oneshot::channel();
+        self.wait_in(Waiting::Alone(tell), load);
+        let _ = self.patiently(told, env).await;
+    }
+
+    /// Is published with the convoy.
+    pub async fn publish(
+        &self,
+        store: &Store,
+        staged: Staged,
+        write: Write,
+        kept: u64,
+    ) -> Result<Put> {
+        let (tell, told) = oneshot::channel();
+        let (load, store) = (Load { bytes: staged.len(), kept }, store.clone());
+        let env = store.env().clone();
+        self.wait_in(Waiting::Cargo(Box::new(Cargo { store, staged, write, tell })), load);
+        self.patiently(told, &env).await.unwrap_or_else(|| {
+            let error = Error::unavailable("publishing was interrupted");
+            Ok(Put::Unknown(Unknown::NoAnswer(error)))
+        })
+    }
+
+    fn wait_in(&self, waiting: Waiting, load: Load) {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut state = self.convoy.state();
+        if self.coming.swap(false, SeqCst) {
+            state.coming -= 1;
         }
+        state.waiting.push(waiting);
+        let Load { bytes, kept } = &mut state.load;
+        *bytes = bytes.saturating_add(load.bytes);
+        *kept = kept.saturating_add(load.kept);
+        state.go_if_ready(self.memory);
+        drop((state, turn));
+    }
+
+    async fn patiently<T>(&self, mut told: oneshot::Receiver<T>, env: &Env) -> Option<T> {
         tokio::select! {
             biased;
-            _ = told => {}
+            answer = &mut told => return answer.ok(),
             () = env.clock().sleep(PATIENCE) => self.convoy.state().go(),
         }
+        told.await.ok()
     }
 }
 
@@ -127,14 +224,15 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::sync::Semaphore;
 
     fn depart(place: Place) -> tokio::task::JoinHandle<Place> {
-        depart_with(place, 1)
+        depart_with(place, Load { bytes: 1, kept: 1 })
     }
 
-    fn depart_with(place: Place, bytes: u64) -> tokio::task::JoinHandle<Place> {
+    fn depart_with(place: Place, load: Load) -> tokio::task::JoinHandle<Place> {
         tokio::spawn(async move {
-            place.depart(bytes, &Env::system()).await;
+            place.depart(load, &Env::system()).await;
             place
         })
     }
@@ -147,26 +245,41 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_convoy_leaves_when_half_of_them_are_there() {
+    async fn a_convoy_leaves_when_it_is_large_enough() {
         let convoy = Arc::new(Convoy::default());
-        let mut places: Vec<Place> = (0..8).map(|_| convoy.join(8)).collect();
-        let first: Vec<_> = places.drain(..3).map(depart).collect();
+        let mut places: Vec<Place> = (0..CROWD + 4).map(|_| convoy.join(1 << 20)).collect();
+        let first: Vec<_> = places.drain(..CROWD - 1).map(depart).collect();
         settle().await;
         assert!(first.iter().all(|place| !place.is_finished()));
-        let fourth = depart(places.remove(0));
+        let last = depart(places.remove(0));
         settle().await;
-        assert!(fourth.is_finished() && first.iter().all(|place| place.is_finished()));
+        assert!(last.is_finished() && first.iter().all(|place| place.is_finished()));
         assert_eq!(convoy.state().coming, 4);
+    }
+
+    #[tokio::test]
+    async fn who_waits_lets_others_begin() {
+        let (convoy, turns) = (Arc::new(Convoy::default()), Arc::new(Semaphore::new(1)));
+        let (one, other) = (convoy.join(1 << 20), convoy.join(1 << 20));
+        one.hold(turns.clone().try_acquire_owned().unwrap());
+        assert_eq!(turns.available_permits(), 0);
+        let one = depart(one);
+        settle().await;
+        assert!(!one.is_finished() && turns.available_permits() == 1);
+        other.hold(turns.clone().try_acquire_owned().unwrap());
+        drop(other);
+        settle().await;
+        assert!(one.is_finished() && turns.available_permits() == 1);
     }
 
     #[tokio::test]
     async fn the_last_waits_for_nobody() {
         let convoy = Arc::new(Convoy::default());
-        let alone = depart(convoy.join(32));
+        let alone = depart(convoy.join(1 << 20));
         settle().await;
         assert!(alone.is_finished());
         // Nor for those that gave up, or wait for what it holds.
-        let (one, two, three) = (convoy.join(32), convoy.join(32), convoy.join(32));
+        let (one, two, three) = (convoy.join(1 << 20), convoy.join(1 << 20), convoy.join(1 << 20));
         let one = depart(one);
         drop(two);
         settle().await;
@@ -183,8 +296,8 @@ mod tests {
     #[tokio::test]
     async fn nobody_waits_for_long() {
         let convoy = Arc::new(Convoy::default());
-        let slow = convoy.join(32);
-        depart(convoy.join(32)).await.unwrap();
+        let slow = convoy.join(1 << 20);
+        depart(convoy.join(1 << 20)).await.unwrap();
         assert_eq!(convoy.state().coming, 1);
         drop(slow);
     }
@@ -192,11 +305,24 @@ mod tests {
     #[tokio::test]
     async fn much_to_write_leaves_at_once() {
         let convoy = Arc::new(Convoy::default());
-        let (large, other) = (convoy.join(32), convoy.join(32));
-        let large = depart_with(large, LOAD);
+        let (large, other) = (convoy.join(1 << 20), convoy.join(1 << 20));
+        let large = depart_with(large, Load { bytes: LOAD, kept: 0 });
         settle().await;
         assert!(large.is_finished());
         assert_eq!(convoy.state().coming, 1);
         drop(other);
+    }
+
+    /// Or else they wait for each other.
+    #[tokio::test]
+    async fn half_of_the_memory_leaves_at_once() {
+        let convoy = Arc::new(Convoy::default());
+        let (one, other) = (convoy.join(1 << 20), convoy.join(1 << 20));
+        one.depart(Load { bytes: 0, kept: 1 << 19 }, &Env::system()).await;
+        assert_eq!(convoy.state().coming, 1);
+        other.leave_for(1 << 19);
+        assert_eq!(convoy.state().coming, 1);
+        other.leave_for((1 << 19) + 1);
+        assert_eq!(convoy.state().coming, 0);
     }
 }

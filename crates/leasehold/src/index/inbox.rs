@@ -37,6 +37,8 @@ pub(super) type Backlog = BTreeMap<Shard, Listed>;
 #[derive(Debug, Default)]
 pub(super) struct Listed {
     pub keys: Vec<Key>,
+    /// How many bytes they have, as far as the listing tells: a bucket's always does.
+    pub bytes: u64,
     /// Whether there may be more.
     pub more: bool,
 }
@@ -53,14 +55,18 @@ impl Index {
     pub(super) async fn list_inbox(&self, shard: Shard, most: usize) -> Result<Listed> {
         let list = List::prefix(self.0.layout.inbox_of(shard))?.limit(most).unordered();
         let mut listing = self.0.store.list(list);
-        let (mut keys, mut count) = (Vec::new(), 0);
+        let (mut keys, mut bytes, mut count) = (Vec::new(), 0_u64, 0);
         while let Some(page) = listing.next_page().await? {
             // Names that mean nothing to us count as well: they took the place of others.
             count += page.entries.len();
-            let pending = |key: &Key| self.0.layout.pending(key.as_str()).is_some();
-            keys.extend(page.entries.into_iter().map(|entry| entry.key).filter(pending));
+            for entry in page.entries {
+                if self.0.layout.pending(entry.key.as_str()).is_some() {
+                    bytes = bytes.saturating_add(entry.size.unwrap_or(0));
+                    keys.push(entry.key);
+                }
+            }
         }
-        Ok(Listed { keys, more: count >= most })
+        Ok(Listed { keys, bytes, more: count >= most })
     }
 
     /// All that is pending: object by object if that is not much more than `most`, else as far as it is
@@ -75,7 +81,9 @@ impl Index {
             count += page.entries.len();
             for entry in page.entries {
                 if let Some((shard, _)) = layout.pending(entry.key.as_str()) {
-                    backlog.entry(shard).or_default().keys.push(entry.key);
+                    let listed = backlog.entry(shard).or_default();
+                    listed.bytes = listed.bytes.saturating_add(entry.size.unwrap_or(0));
+                    listed.keys.push(entry.key);
                     last = Some(shard);
                 }
             }
@@ -92,7 +100,7 @@ impl Index {
             while let Some(page) = listing.next_page().await? {
                 let prefixes = page.prefixes.iter();
                 for shard in prefixes.filter_map(|prefix| layout.shard_of_prefix(prefix)) {
-                    backlog.entry(shard).or_insert(Listed { keys: Vec::new(), more: true });
+                    backlog.entry(shard).or_insert(Listed { more: true, ..Listed::default() });
                 }
             }
         }

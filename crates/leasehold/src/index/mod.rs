@@ -158,6 +158,8 @@ struct Inner {
     unswept: Arc<tokio::sync::Semaphore>,
     /// Compilers that publish together.
     convoy: Arc<convoy::Convoy>,
+    /// Who may open a shard before there is room for its compaction.
+    opening: tokio::sync::Semaphore,
     /// Leave to read inbox objects of a bucket.
     reading: Arc<tokio::sync::Semaphore>,
     /// Whose turn it is to list an inbox.
@@ -268,6 +270,7 @@ impl Index {
             memory: Arc::new(tokio::sync::Semaphore::new(kib)),
             unswept: Arc::new(tokio::sync::Semaphore::new(settings.most_unswept())),
             convoy: Arc::default(),
+            opening: tokio::sync::Semaphore::new(compact::OPENING),
             reading: Arc::new(tokio::sync::Semaphore::new(inbox::WINDOW)),
             listing: tokio::sync::Mutex::default(),
             sending: tokio::sync::Mutex::default(),

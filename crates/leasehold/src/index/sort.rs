@@ -11,11 +11,12 @@ use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use leasehold_protocol::compile::Incoming;
 use leasehold_protocol::format::datapackage::Schema;
 use leasehold_protocol::format::usv;
 
-use crate::store::large::local;
+use crate::store::large::{Staged, local};
 use crate::{Error, Result};
 
 /// Where spool files stand; the system's folder for temporary files if nothing is said.
@@ -370,15 +371,17 @@ impl Spool {
     /// What was collected.
     pub fn finish(self) -> Spooled {
         match self.file {
-            None => Spooled::Memory(self.memory),
+            None => Spooled::Memory(self.memory.into()),
             Some(file) => Spooled::File(file),
         }
     }
 }
 
 pub(super) enum Spooled {
-    Memory(Vec<u8>),
+    Memory(Bytes),
     File(File),
+    /// Written already, where nobody sees it yet.
+    Staged(Staged),
 }
 
 #[cfg(test)]
@@ -436,6 +439,7 @@ mod tests {
             assert_eq!(spool.len(), pieces * (3 << 20));
             match spool.finish() {
                 Spooled::Memory(bytes) => assert!(pieces == 1 && bytes.len() == 3 << 20),
+                Spooled::Staged(_) => unreachable!("nobody has a store"),
                 Spooled::File(file) => {
                     assert!(pieces == 3 && file.metadata().unwrap().len() == 9 << 20);
                 }

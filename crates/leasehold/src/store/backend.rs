@@ -10,7 +10,7 @@ use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
 use leasehold_protocol::time::StoreTime;
 
-use super::large::{FileBody, Source, Stamp, Whole};
+use super::large::{FileBody, Source, Staged, Stamp, Whole};
 use super::meter::Meter;
 use super::types::{Delete, Durability, Get, List, Meta, Page, Put};
 use super::watch::Watch;
@@ -147,6 +147,18 @@ pub trait Backend: Debug + Send + Sync + 'static {
         durability: Durability,
     ) -> Result<Put> {
         self.put(key, body.read_all()?, when, durability).await
+    }
+
+    /// Writes a body where nobody sees it yet, for [`Backend::publish`]. `None` where that saves nothing.
+    async fn stage(&self, key: &Key, body: &Bytes) -> Result<Option<Staged>> {
+        let _ = (key, body);
+        Ok(None)
+    }
+
+    /// Makes what was staged here objects, each if its condition holds: durably, and with no more flushes
+    /// than one of them takes. Says of each, in this order, what became of it.
+    async fn publish(&self, staged: Vec<(Staged, When)>) -> Vec<Result<Put>> {
+        staged.into_iter().map(|(staged, _)| Err(staged.elsewhere())).collect()
     }
 
     /// Deletes many objects that nobody ever replaces.

@@ -5,6 +5,7 @@
 //!   condition on the last request;
 //! - [`Stamp`]: whether something in a directory changed, for the price of a system call.
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -103,6 +104,36 @@ impl FileBody {
     }
 }
 
+/// A body that was written where nobody sees it yet. Dropped, it is as if it had never been.
+#[derive(Debug)]
+pub struct Staged {
+    pub(super) key: Key,
+    pub(super) len: u64,
+    /// What its backend knows of it.
+    pub(super) file: Box<dyn Any + Send + Sync>,
+}
+
+impl Staged {
+    /// The object that it is to become.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(super) fn elsewhere(&self) -> Error {
+        Error::new(ErrorKind::Internal, "was not staged in this store").at(&self.key)
+    }
+}
+
 /// A failure of this machine's own disk.
 pub(crate) fn local(verb: &str, error: std::io::Error) -> Error {
     let message = format!("cannot {verb} a temporary file of this machine: {error}");
@@ -156,6 +187,37 @@ impl Stamp {
 }
 
 impl Store {
+    /// Writes a body where nobody sees it yet, where that saves something: for [`Store::publish`].
+    pub(crate) async fn stage(&self, key: &Key, body: &Bytes) -> Result<Option<Staged>> {
+        self.may_write().await?;
+        self.backend().stage(key, body).await
+    }
+
+    /// Makes staged bodies objects, each as its write says, with no more flushes than one of them takes. Says
+    /// of each, in this order, what became of it. There is nothing to settle: they are this machine's files.
+    pub(crate) async fn publish(&self, staged: Vec<(Staged, Write)>) -> Vec<Result<Put>> {
+        if let Err(error) = self.may_write().await {
+            let (kind, message) = (error.kind(), error.to_string());
+            let failed =
+                |(staged, _): &(Staged, _)| Err(Error::new(kind, message.clone()).at(&staged.key));
+            return staged.iter().map(failed).collect();
+        }
+        let (mut timely, mut outcomes) = (Vec::new(), Vec::new());
+        for (staged, write) in staged {
+            match write.is_late(self.env()) {
+                true => outcomes.push(Some(write.too_late(&staged.key, None))),
+                false => {
+                    outcomes.push(None);
+                    timely.push((staged, write.when));
+                }
+            }
+        }
+        let mut published = self.backend().publish(timely).await.into_iter();
+        let missing = || Err(Error::new(ErrorKind::Internal, "nothing became of it"));
+        let outcome = |late: Option<_>| late.or_else(|| published.next()).unwrap_or_else(missing);
+        outcomes.into_iter().map(outcome).collect()
+    }
+
     /// The object at `key` for reading in pieces, or `None` if it is proven that there is none. One
     /// GET, and one per [`PIECE`] of what is larger than that.
     pub async fn open(&self, key: &Key) -> Result<Option<Box<dyn Source>>> {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold::env::Env;
 use leasehold::store::backend::{Backend, Kind, Lister, Reading};
-use leasehold::store::large::{FileBody, Source, Stamp};
+use leasehold::store::large::{FileBody, Source, Staged, Stamp};
 use leasehold::store::meter::Meter;
 use leasehold::store::{Delete, Durability, Get, List, Meta, Page, Put, Store, Unknown, Watch};
 use leasehold::{Error, ErrorKind, Key, Result, StoreSettings, Version, When};
@@ -211,6 +211,28 @@ impl Backend for Spoilt {
         }
         let put = self.inner.put_file(key, body, when, durability).await?;
         Ok(if after { Put::Unknown(Unknown::NoAnswer(lost())) } else { put })
+    }
+
+    async fn stage(&self, key: &Key, body: &Bytes) -> Result<Option<Staged>> {
+        self.inner.stage(key, body).await
+    }
+
+    async fn publish(&self, staged: Vec<(Staged, When)>) -> Vec<Result<Put>> {
+        let (mut lost_after, mut sent) = (Vec::new(), Vec::new());
+        for one in staged {
+            let (before, after) = self.spoiler.write().await;
+            lost_after.push(if before { None } else { Some(after) });
+            if !before {
+                sent.push(one);
+            }
+        }
+        let mut published = self.inner.publish(sent).await.into_iter();
+        let unknown = || Ok(Put::Unknown(Unknown::NoAnswer(lost())));
+        let outcome = |after: Option<bool>| match after.and_then(|_| published.next()) {
+            Some(put) if after == Some(false) => put,
+            _ => unknown(),
+        };
+        lost_after.into_iter().map(outcome).collect()
     }
 
     async fn discard(&self, keys: &[Key]) -> Result<()> {

@@ -1,7 +1,7 @@
 //! How much memory a compaction may use: out of what all of this process share.
 //!
-//! In a directory files tell their sizes; a bucket's objects are taken to hold records of a usual size.
-//! Whichever: sorting and merging keep to what was planned, and what turns out larger goes through files.
+//! In a directory files tell their sizes; of a bucket's objects the listing did. Sorting and merging keep to what
+//! was planned, and what turns out larger goes through files.
 
 use leasehold_protocol::layout::index::Pending;
 use tokio::sync::OwnedSemaphorePermit;
@@ -19,7 +19,11 @@ use crate::store::large::SMALL;
 /// How many objects are looked at to find out how much they hold.
 const LOOKED_AT: usize = 64;
 
-/// What a record has, as long as nobody has read it.
+/// How many shards of a bucket are opened at a time before there is room for them: the first [`SMALL`] of
+/// each is in memory by then.
+pub(in super::super) const OPENING: usize = 8;
+
+/// What a record has, as long as nobody tells.
 const USUAL: usize = 256;
 
 /// Less than this is sorted in memory, whatever was expected: a usual inbox needs no files, wherever they
@@ -90,8 +94,10 @@ impl Index {
         let most = usize::try_from(self.0.settings.compiler_bytes).unwrap_or(usize::MAX);
         let unsorted = usize::try_from(unsorted).unwrap_or(usize::MAX);
         let mut bytes = work.flat.len().saturating_mul(USUAL).saturating_add(unsorted);
+        let listed = usize::try_from(inbox.bytes).unwrap_or(usize::MAX);
+        bytes = bytes.saturating_add(listed);
         let mut looked = 0;
-        for key in &*inbox.keys {
+        for key in inbox.keys.iter().take_while(|_| listed == 0) {
             bytes = bytes.saturating_add(match self.0.layout.pending(key.as_str()) {
                 Some((_, Pending::Batch { count })) => {
                     let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -127,7 +133,7 @@ impl Index {
             Ok(permit) => permit,
             Err(_) => {
                 // Those that have it may wait for us to publish together.
-                work.place.iter().for_each(Place::leave);
+                work.place.iter().for_each(|place| place.leave_for(bytes));
                 let permit = self.0.memory.clone().acquire_many_owned(needed).await;
                 permit.map_err(|_| Stop::Abort("this process is ending".to_owned()))?
             }

@@ -14,7 +14,8 @@ mod merge;
 mod publish;
 mod take;
 
-use leasehold_protocol::compile::{self, Merger, Mode};
+use bytes::Bytes;
+use leasehold_protocol::compile::{self, Merger, Mode, Publish};
 use leasehold_protocol::format::datapackage::Schema;
 use leasehold_protocol::format::lease::Dialect;
 use leasehold_protocol::format::statistics::{Counts, Statistics};
@@ -22,17 +23,22 @@ use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::shard::Shard;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::convoy::Place;
+use super::convoy::{Load, Place};
 use super::inbox::Waiting;
-use super::sort::Spool;
+use super::sort::{Spool, Spooled};
 use super::{CompactOptions, Index};
 use crate::lease::{Attempt, Desk, Tenure, Terms};
+use crate::store::Kind;
 use crate::{Error, ErrorKind, Key, Result};
 
+pub(super) use memory::OPENING;
 use merge::Merging;
 pub(super) use merge::Pieces;
 use publish::New;
 use take::{Inbox, Taken};
+
+/// This many inbox objects of a shard are deleted when it is published, not with others'.
+const FEW: u32 = 8;
 
 /// What became of a compaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,6 +105,8 @@ impl Compaction {
 pub(super) struct Work {
     /// The inbox objects, if they were listed already.
     pub pending: Option<Vec<Key>>,
+    /// How many bytes those have, as far as that was listed.
+    pub bytes: u64,
     /// Whether there may be more than those.
     pub more: bool,
     /// Files of the flat inbox.
@@ -183,7 +191,13 @@ impl Index {
     }
 
     async fn let_go(&self, shard: Shard, tenure: Tenure) {
-        if let Err(error) = tenure.release().await {
+        // In a directory the lock file goes: a record that stays would be written over twice by the next
+        // compaction, and tokens are kept elsewhere there.
+        let released = match self.0.store.kind() {
+            Kind::Directory => tenure.remove().await.map(|_| ()),
+            _ => tenure.release().await,
+        };
+        if let Err(error) = released {
             tracing::debug!(%error, %shard, "the lease could not be released; its ttl will end it");
         }
     }
@@ -234,7 +248,8 @@ impl Index {
             None => Some(self.turn(work).await),
         };
         let listed = work.pending.as_ref();
-        let mut inbox = listed.map(|keys| Inbox { keys: keys.into(), more: work.more });
+        let (bytes, more) = (work.bytes, work.more);
+        let mut inbox = listed.map(|keys| Inbox { keys: keys.into(), bytes, more });
         let mut early = None;
         if mutant::is(Mutant::CompilerOrder) {
             let listed = match inbox.take() {
@@ -252,6 +267,11 @@ impl Index {
         if let (Some(size), Some(inbox)) = (told, &inbox) {
             reserved = Some(self.reserve(self.plan(inbox, work, to_sort(size)), size, work).await?);
         }
+        // Elsewhere opening one reads its beginning, of which only so many wait for room.
+        let opening = match reserved {
+            Some(_) => None,
+            None => self.0.opening.acquire().await.ok(),
+        };
         let started = store.env().clock().boot();
         // The version first, then the inbox. `None` is a proven absence; a failed read ends here.
         let opened = store.open(&key).await;
@@ -266,7 +286,7 @@ impl Index {
             Some(reserved) => reserved,
             None => self.reserve(self.plan(&inbox, work, to_sort(size)), size, work).await?,
         };
-        drop(turn);
+        drop((turn, opening));
         let statistics = match &source {
             Some(_) => store.get(&layout.statistics(shard)).await?,
             None => None,
@@ -322,9 +342,23 @@ impl Index {
         }
         let seen = source.as_ref().map(|source| source.meta().version.clone());
         drop((sorted, source));
-        memory.keep(spool.in_memory() + plan.names);
-        if let Some(place) = &work.place {
-            place.depart(spool.len(), store.env()).await;
+        let (len, mut kept, mut body) = (spool.len(), spool.in_memory(), spool.finish());
+        let place = work.place.as_ref();
+        match (compile::publish(&tally, seen.as_ref()), &body) {
+            // What is not written needs no memory.
+            (Publish::Nothing, _) => (kept, body) = (0, Spooled::Memory(Bytes::new())),
+            (Publish::Write(_), Spooled::Memory(bytes)) if place.is_some() => {
+                if let Some(staged) = store.stage(&key, bytes).await? {
+                    (kept, body) = (0, Spooled::Staged(staged));
+                }
+            }
+            _ => {}
+        }
+        let kept = kept + plan.names;
+        memory.keep(kept);
+        let load = Load { bytes: len, kept: kept as u64 };
+        if let (Some(place), Spooled::Memory(_) | Spooled::File(_)) = (place, &body) {
+            place.depart(load, store.env()).await;
         }
         let mut done = Compaction::new(shard, Outcome::Unchanged);
         (done.counts, done.more, done.left) = (tally.counts, inbox.more, left);
@@ -333,7 +367,9 @@ impl Index {
             seen,
             blind: failed,
             tally,
-            spool,
+            body,
+            load,
+            place,
             started,
             tenure,
             current,
@@ -347,13 +383,13 @@ impl Index {
             return Ok(done.into());
         }
         // Not where the next round would list them again, nor where there are too many to keep: all who
-        // end at the same time might have as many.
+        // end at the same time might have as many. Nor a few: nobody is the worse for deleting those now.
         let names = u32::try_from(inbox.keys.len()).unwrap_or(u32::MAX);
         if work.later
             && !inbox.more
             && flat.is_empty()
             && left == 0
-            && names > 0
+            && names > FEW
             && let Ok(room) = self.0.unswept.clone().try_acquire_many_owned(names)
         {
             let keys = inbox.keys.into_owned();

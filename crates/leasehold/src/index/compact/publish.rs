@@ -9,7 +9,8 @@ use leasehold_protocol::mutant::{self, Mutant};
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::shard::Shard;
 
-use super::super::sort::{Spool, Spooled};
+use super::super::convoy::{Load, Place};
+use super::super::sort::Spooled;
 use super::{CompactOptions, Compaction, Done, Index, Outcome, Stop};
 use crate::env::BootTime;
 use crate::lease::Tenure;
@@ -30,7 +31,10 @@ pub(super) struct New<'a> {
     /// Whether that could not be read ([`Mutant::FailedShardRead`]).
     pub blind: bool,
     pub tally: Tally,
-    pub spool: Spool,
+    pub body: Spooled,
+    pub load: Load,
+    /// With whom it is published, if it is staged.
+    pub place: Option<&'a Place>,
     /// When the old one was read.
     pub started: BootTime,
     pub tenure: Option<&'a Tenure>,
@@ -67,13 +71,22 @@ impl Index {
                 let first = mutant::is(Mutant::FirstShardWrite) && new.seen.is_none();
                 let when = if new.blind || first { When::Any } else { when };
                 let held = new.tenure.is_some();
-                let New { seen, tally, spool, current, last, schema, started, .. } = new;
-                let len = spool.len();
+                let New { seen, tally, body, load, current, last, schema, started, .. } = new;
+                let len = load.bytes;
                 (done.bytes, done.created) = (len, seen.is_none());
                 // Once what it says was purged, the shard may be what we have read again.
-                let write = Write::when(when, Proof::Bytes).until(started.plus(PUBLISH_WITHIN));
-                let put = match spool.finish() {
-                    Spooled::Memory(bytes) => store.put(&key, bytes.into(), write).await?,
+                let mut until = started.plus(PUBLISH_WITHIN);
+                if let (Spooled::Staged(_), Some(tenure)) = (&body, new.tenure) {
+                    // Nor do others wait for one whose lease may be over by then.
+                    until = until.min(store.env().clock().boot().plus(tenure.trusted_for()));
+                }
+                let write = Write::when(when, Proof::Bytes).until(until);
+                let put = match body {
+                    Spooled::Memory(bytes) => store.put(&key, bytes, write).await?,
+                    Spooled::Staged(staged) => match new.place {
+                        Some(place) => place.publish(store, staged, write, load.kept).await?,
+                        None => store.publish(vec![(staged, write)]).await.swap_remove(0)?,
+                    },
                     Spooled::File(file) => {
                         // In a directory one that is not so large has to be read whole: its
                         // version is told by its content.
@@ -139,13 +152,13 @@ impl Index {
     /// Notes what is known of a shard that stays as it is, where that was lost, or another tool wrote it:
     /// every row of it was read.
     async fn note_unchanged(&self, new: New<'_>, options: &CompactOptions) {
-        let New { shard, seen, tally, spool, current, last, noted, schema, tenure, .. } = new;
+        let New { shard, seen, tally, load, current, last, noted, schema, tenure, .. } = new;
         let Some(version) = seen else { return };
         let is_noted = |s: &Statistics| s.version == version.as_str() && s.schema == schema;
         if last.is_some_and(is_noted) {
             return;
         }
-        let (before, len, held) = (Some(version.clone()), spool.len(), tenure.is_some());
+        let (before, len, held) = (Some(version.clone()), load.bytes, tenure.is_some());
         let same = Compacted { shard, version, before, len, tally, held, noted };
         self.note(same, current, last, schema, options).await;
     }

@@ -26,6 +26,8 @@ pub(super) struct Inbox<'a> {
     /// The objects. Those with names of ours are deleted whatever their version, because they have one
     /// only.
     pub keys: Cow<'a, [Key]>,
+    /// How many bytes they have, as far as that was listed.
+    pub bytes: u64,
     /// Whether there may be more than those.
     pub more: bool,
 }
@@ -71,8 +73,8 @@ impl Index {
     /// What there is to take in.
     pub(super) async fn inbox(&self, shard: Shard) -> Result<Inbox<'static>> {
         let most = self.0.settings.most_objects.max(1);
-        let Listed { keys, more } = self.list_inbox(shard, most).await?;
-        Ok(Inbox { keys: keys.into(), more })
+        let Listed { keys, bytes, more } = self.list_inbox(shard, most).await?;
+        Ok(Inbox { keys: keys.into(), bytes, more })
     }
 
     /// Reads the inbox.

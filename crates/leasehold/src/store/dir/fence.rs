@@ -46,14 +46,14 @@ pub struct Fence(Mutex<Option<Record>>);
 impl Fence {
     /// Every token to be given out at this key is above this.
     pub fn floor(&self, work: &Work, key: &str, boot_id: &str) -> Result<u64> {
-        let floor = known(&mut self.lock(), work, boot_id)?.floor;
+        let floor = known(&mut self.lock(), work, 0, boot_id)?.floor;
         Ok(floor.max(work.stripes.retired(&work.root, key)?))
     }
 
     /// Makes sure that this token can be given out: that after a power loss all are above it.
     pub fn reserve(&self, work: &Work, token: u64, boot_id: &str) -> Result<()> {
         let mut fence = self.lock();
-        let record = known(&mut fence, work, boot_id)?;
+        let record = known(&mut fence, work, token, boot_id)?;
         if token <= record.mark {
             return Ok(());
         }
@@ -71,15 +71,21 @@ impl Fence {
     }
 }
 
-/// What this process knows, or what the file says.
-fn known<'a>(fence: &'a mut Option<Record>, work: &Work, boot_id: &str) -> Result<&'a mut Record> {
+/// What this process knows, or what the file says. Where that has to be written, this token can be given out
+/// then.
+fn known<'a>(
+    fence: &'a mut Option<Record>,
+    work: &Work,
+    token: u64,
+    boot_id: &str,
+) -> Result<&'a mut Record> {
     if fence.is_none() {
-        *fence = Some(load(&work.private, &work.root, boot_id)?);
+        *fence = Some(load(&work.private, &work.root, token, boot_id)?);
     }
     fence.as_mut().ok_or_else(|| Error::new(ErrorKind::Internal, "the fence was just read"))
 }
 
-fn load(private: &OwnedFd, root: &OwnedFd, boot_id: &str) -> Result<Record> {
+fn load(private: &OwnedFd, root: &OwnedFd, token: u64, boot_id: &str) -> Result<Record> {
     let _lock = lock(private)?;
     let found = read(private)?;
     if let Some(record) = &found
@@ -92,7 +98,8 @@ fn load(private: &OwnedFd, root: &OwnedFd, boot_id: &str) -> Result<Record> {
     // record was lost.
     let retired = (0..STRIPES).filter_map(|n| super::stripe::read_retired(root, n).ok()).max();
     let floor = found.map_or(0, |record| record.mark).max(retired.unwrap_or(0));
-    let record = Record { boot_id: boot_id.to_owned(), floor, mark: floor };
+    let mark = if token > floor { token.saturating_add(AHEAD) } else { floor };
+    let record = Record { boot_id: boot_id.to_owned(), floor, mark };
     write(private, &record)?;
     Ok(record)
 }

@@ -18,11 +18,12 @@ use crate::{Error, ErrorKind, Result};
 
 /// Makes the temporary file the object at `key`, if there is none. Needs no lock: the kernel
 /// decides who is first, and those who hold the lock only ever replace or remove what is there.
+/// `version` is what its content says, if that is told by the content.
 pub(super) fn create(
     work: &Work,
     key: &Key,
     temp: &mut Temp,
-    body: &[u8],
+    version: Option<&Version>,
 ) -> Result<Option<Version>> {
     let path = path_of(key.as_str());
     // Others may remove folders as fast as we make them, but not for ever.
@@ -31,7 +32,7 @@ pub(super) fn create(
             Ok(()) => {
                 temp.became_object();
                 work.note_created(&path);
-                return Ok(Some(stored_version(body, &temp.file)));
+                return Ok(Some(stored_version(version, &temp.file)));
             }
             Err(Errno::EXIST) => match file_type(&work.root, &path) {
                 // An empty folder was in the way, and is gone by now.
@@ -64,7 +65,7 @@ pub(super) fn replace(
     work: &Work,
     key: &Key,
     temp: &mut Temp,
-    body: &[u8],
+    version: Option<&Version>,
     when: &When,
     durability: Durability,
 ) -> Result<Option<Version>> {
@@ -80,14 +81,14 @@ pub(super) fn replace(
         }
         let Some((_, stat)) = there else {
             // Unconditional, and nothing there: a creator may still be faster, then replace that.
-            match create(work, key, temp, body)? {
+            match create(work, key, temp, version)? {
                 Some(version) => return Ok(Some(version)),
                 None => continue,
             }
         };
         keep_permissions(&temp.file, &stat);
         match rename_over(work, temp, &path, durability) {
-            Ok(()) => return Ok(Some(stored_version(body, &temp.file))),
+            Ok(()) => return Ok(Some(stored_version(version, &temp.file))),
             // Only those with the lock remove objects, so it is the temporary file that is gone.
             Err(Errno::NOENT) => {
                 work.temps.check(temp).map_err(|error| error.at(key))?;
@@ -499,15 +500,19 @@ pub(super) fn version_of(body: &[u8], stat: &Stat) -> Version {
     content_version(body)
 }
 
-pub(super) fn stored_version(body: &[u8], file: &OwnedFd) -> Version {
-    // A body that is not at hand is too large for a hash.
-    if (body.is_empty() || body.len() as u64 > HASHED)
-        && let Ok(stat) = rustix::fs::fstat(file)
-        && stat.st_size as u64 > HASHED
-    {
-        return version_of(body, &stat);
+/// The version of an object with this content, unless it is so large that its file tells.
+pub(super) fn version_by_content(body: &[u8]) -> Option<Version> {
+    (body.len() as u64 <= HASHED).then(|| content_version(body))
+}
+
+/// The version of what has just become an object: by its content, or else by its file, whose times that
+/// has changed.
+fn stored_version(version: Option<&Version>, file: &OwnedFd) -> Version {
+    match (version, rustix::fs::fstat(file)) {
+        (None, Ok(stat)) => version_of(&[], &stat),
+        // It cannot be told: whoever compares finds another.
+        (version, _) => version.cloned().unwrap_or_else(|| Version::new("")),
     }
-    content_version(body)
 }
 
 /// Which file this is, also after a reboot. Numbers alone are used again at once.

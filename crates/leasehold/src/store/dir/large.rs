@@ -27,6 +27,9 @@ const SMALL: u64 = crate::store::large::SMALL as u64;
 /// file system.
 const SETTLED_MICROS: i64 = 2_500_000;
 
+/// This many files are removed on the caller's own thread: another one would take as long to begin.
+const FEW: usize = 8;
+
 impl Dir {
     /// An open file keeps its content whatever is put in its place.
     pub(super) fn open_source(&self, key: &Key) -> Result<Option<Box<dyn Source>>> {
@@ -90,18 +93,18 @@ impl Dir {
             .map_err(|error| error.at(key))?;
         // Its version is told by the file, not by the content: it is too large for that.
         if durability == Durability::Durable {
-            return self.put_direct(key, Bytes::new(), temp, when).await;
+            return self.put_direct(key, None, temp, when).await;
         }
         if durability == Durability::Ordered {
             let data = vec![Target::File(temp.file.clone())];
             work.flusher.flush(data).await.map_err(|error| error.at(key))?;
         }
         let stored = match when {
-            When::Absent => create(work, key, &mut temp, &[])?,
+            When::Absent => create(work, key, &mut temp, None)?,
             When::Any | When::Matches(_) => {
                 let (at, when) = (key.clone(), when.clone());
                 self.locked(key, move |work, stripe| {
-                    let stored = replace(work, &at, &mut temp, &[], &when, durability);
+                    let stored = replace(work, &at, &mut temp, None, &when, durability);
                     drop(stripe);
                     stored
                 })
@@ -119,6 +122,9 @@ impl Dir {
             self.0.meter.request(Class::Delete, 0);
         }
         let doomed = Doomed::new(keys);
+        if keys.len() <= FEW {
+            return doomed.remove(&root);
+        }
         tokio::task::spawn_blocking(move || doomed.remove(&root))
             .await
             .map_err(|error| Error::unavailable("deleting was interrupted").caused_by(error))?

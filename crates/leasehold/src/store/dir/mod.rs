@@ -21,6 +21,7 @@ mod list;
 mod names;
 mod netfs;
 mod noted;
+mod staged;
 mod stripe;
 mod temp;
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -44,14 +45,14 @@ use rustix::io::Errno;
 use self::fence::Fence;
 use self::files::{
     Folders, create, file_meta, hash, io_error, make_folder, mtime, open, open_beneath, read_all,
-    remove, remove_after, remove_both, replace, version_of, write_error,
+    remove, remove_after, remove_both, replace, version_by_content, version_of, write_error,
 };
 use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
 use self::stripe::{Stripe, Stripes};
 use self::temp::Temps;
 use super::backend::{Backend, Kind, Lister, Reading};
-use super::large::{FileBody, Source, Stamp};
+use super::large::{FileBody, Source, Staged, Stamp};
 use super::meter::{Class, Meter};
 use super::types::{Delete, Durability, Get, List, Meta, Object, Put};
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -217,12 +218,13 @@ impl Backend for Dir {
             let data = vec![Target::File(temp.file.clone())];
             work.flusher.flush(data).await.map_err(|error| error.at(key))?;
         }
+        let version = version_by_content(&body);
         let stored = match when {
-            When::Absent => create(work, key, &mut temp, &body)?,
+            When::Absent => create(work, key, &mut temp, version.as_ref())?,
             When::Any | When::Matches(_) => {
                 let (at, when) = (key.clone(), when.clone());
                 let replaced = self.locked(key, move |work, _stripe| {
-                    replace(work, &at, &mut temp, &body, &when, durability)
+                    replace(work, &at, &mut temp, version.as_ref(), &when, durability)
                 });
                 replaced.await?
             }
@@ -355,6 +357,14 @@ impl Backend for Dir {
             true => self.put_large(key, body, when, durability).await,
             false => self.put(key, body.read_all()?, when, durability).await,
         }
+    }
+
+    async fn stage(&self, key: &Key, body: &Bytes) -> Result<Option<Staged>> {
+        self.stage_file(key, body)
+    }
+
+    async fn publish(&self, staged: Vec<(Staged, When)>) -> Vec<Result<Put>> {
+        self.publish_files(staged).await
     }
 
     async fn discard(&self, keys: &[Key]) -> Result<()> {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
 
-use super::files::{FileId, create, id_of, open, replace};
+use super::files::{FileId, create, id_of, open, replace, version_by_content};
 use super::flush::Target;
 use super::journal::{Note, State};
 use super::names::path_of;
@@ -28,7 +28,7 @@ impl Dir {
         {
             return self.put_noted(key, body, (temp, file), when).await;
         }
-        self.put_direct(key, body, temp, when).await
+        self.put_direct(key, version_by_content(&body), temp, when).await
     }
 
     /// Through the journal: two flushes, shared with others.
@@ -43,13 +43,13 @@ impl Dir {
         // Nothing is visible yet, so a failure here is a plain one.
         let intended = work.flusher.intend(key, body.clone(), file).await;
         let mut intended = intended.map_err(|error| error.at(key))?;
-        let (at, when) = (key.clone(), when.clone());
+        let (at, when, version) = (key.clone(), when.clone(), version_by_content(&body));
         // Creating needs the lock too: it gives the notes on a key their order.
         let change = self.locked(key, move |work, stripe| {
             let Some(temp) = intended.temp() else {
                 return Err(Error::new(ErrorKind::Internal, "the temporary file is in use"));
             };
-            let stored = store(work, &at, temp, &body, &when, Durability::Volatile)?;
+            let stored = store(work, &at, temp, version.as_ref(), &when, Durability::Volatile)?;
             let Some(version) = stored else { return Ok(None) };
             let committed = intended.commit(work.flusher.stamp());
             drop(stripe);
@@ -69,24 +69,38 @@ impl Dir {
     pub(super) async fn put_direct(
         &self,
         key: &Key,
-        body: Bytes,
-        mut temp: Temp,
+        version: Option<Version>,
+        temp: Temp,
         when: &When,
     ) -> Result<Put> {
         let work = self.0.work()?;
         let data = vec![Target::File(temp.file.clone())];
         work.flusher.flush(data).await.map_err(|error| error.at(key))?;
-        let (at, when) = (key.clone(), when.clone());
-        let change = self.locked(key, move |work, stripe| {
-            let stored = store(work, &at, &mut temp, &body, &when, Durability::Durable)?;
-            let note = work.note_if_kept(&at, State::AsItIs);
-            drop(stripe);
-            Ok(stored.map(|version| (version, note)))
-        });
-        let Some((version, note)) = change.await? else { return Ok(Put::Refused) };
+        let shown = self.show(key, version, temp, when.clone()).await?;
+        let Some((version, note)) = shown else { return Ok(Put::Refused) };
         let folders = Target::FoldersAbove(path_of(key.as_str()).into_owned());
         let flushed = self.flush_then_note(vec![folders], note.into_iter().collect()).await;
         Ok(put_outcome(version, flushed, key))
+    }
+
+    /// Makes a file whose data is on disk the object at `key`, if `when` holds. Returns its version, and what is
+    /// to be noted once that is on disk too.
+    pub(super) async fn show(
+        &self,
+        key: &Key,
+        version: Option<Version>,
+        mut temp: Temp,
+        when: When,
+    ) -> Result<Option<(Version, Option<Note>)>> {
+        let at = key.clone();
+        self.locked(key, move |work, stripe| {
+            let version = version.as_ref();
+            let stored = store(work, &at, &mut temp, version, &when, Durability::Durable)?;
+            let note = work.note_if_kept(&at, State::AsItIs);
+            drop(stripe);
+            Ok(stored.map(|version| (version, note)))
+        })
+        .await
     }
 
     /// Flushes the objects that are there, and that the others are not.
@@ -115,7 +129,11 @@ impl Dir {
     }
 
     /// In this order: *as it is* must be true on disk before it is noted there.
-    async fn flush_then_note(&self, targets: Vec<Target>, notes: Vec<Note>) -> Result<()> {
+    pub(super) async fn flush_then_note(
+        &self,
+        targets: Vec<Target>,
+        notes: Vec<Note>,
+    ) -> Result<()> {
         let flusher = &self.0.work()?.flusher;
         flusher.flush(targets).await?;
         match notes.is_empty() {
@@ -151,18 +169,18 @@ fn store(
     work: &Work,
     key: &Key,
     temp: &mut Temp,
-    body: &[u8],
+    version: Option<&Version>,
     when: &When,
     durability: Durability,
 ) -> Result<Option<Version>> {
     match when {
-        When::Absent => create(work, key, temp, body),
-        When::Any | When::Matches(_) => replace(work, key, temp, body, when, durability),
+        When::Absent => create(work, key, temp, version),
+        When::Any | When::Matches(_) => replace(work, key, temp, version, when, durability),
     }
 }
 
 /// It is there. Whether it stays after a power loss is another matter.
-fn put_outcome(version: Version, flushed: Result<()>, key: &Key) -> Put {
+pub(super) fn put_outcome(version: Version, flushed: Result<()>, key: &Key) -> Put {
     match flushed {
         Ok(()) => Put::Stored(version),
         Err(error) => Put::Unknown(Unknown::NotFlushed(error.at(key))),
