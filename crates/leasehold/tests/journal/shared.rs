@@ -55,6 +55,8 @@ fn a_persisted_delete_is_final_whoever_noted_the_object_and_died() {
         delete(&store, "task").await;
         store.persist(&[key("task")]).await.unwrap();
         let early = snapshot(dir.path());
+        // The next one that it notes.
+        put(&store, "other", "y", When::Absent).await;
         std::fs::write(dir.path().join("task"), "x").unwrap();
         // Longer than notes are kept.
         tokio::time::sleep(Duration::from_secs(7)).await;

@@ -88,6 +88,15 @@ pub enum Entry {
 }
 
 impl Entry {
+    /// Whether it says what a key is, as of before this.
+    fn is_before(&self, since: u64) -> bool {
+        match self {
+            Self::Commit(_, stamp) => *stamp < since,
+            Self::Note(note) => note.stamp < since && note.state != State::AsItIs,
+            Self::Intent(_) | Self::Void(_) => false,
+        }
+    }
+
     fn stamp(&self) -> u64 {
         match self {
             Self::Intent(pending) => pending.intent.stamp,
@@ -130,13 +139,16 @@ pub struct Journal {
     current: Option<Segment>,
     forgetter: Option<Forgetter>,
     used: bool,
+    /// Since when a segment of ours has been there, which keeps the floor. Before, all segments may have gone,
+    /// and the floor with them: a note from then could undo what others wrote after it.
+    since: Option<u64>,
 }
 
 impl Journal {
     pub fn new(root: Arc<OwnedFd>, env: Env) -> Self {
         let writer = env.random();
         let common = Arc::new(Common::new(root, env));
-        Self { common, writer, turns: 0, current: None, forgetter: None, used: false }
+        Self { common, writer, turns: 0, current: None, forgetter: None, used: false, since: None }
     }
 
     /// Writes the entries, and if `flush` is given returns once they are on disk.
@@ -152,6 +164,11 @@ impl Journal {
             Some(segment) => segment,
             None => self.next_segment().map_err(unwritten)?,
         };
+        let since = self.since.unwrap_or(u64::MAX);
+        if entries.iter().any(|entry| entry.is_before(since)) {
+            self.current = Some(segment);
+            return Err(NotNoted::Unwritten);
+        }
         let mut frames = Vec::new();
         let mut frame = |record: &Record| frames.extend(record.frame(segment.epoch()));
         for entry in entries {
@@ -191,7 +208,7 @@ impl Journal {
         segment.flush().map_err(NotNoted::Failed)?;
         if !segment.is_there(&self.common.root) {
             // Somebody removed it, and with it what was noted before.
-            self.current = None;
+            (self.current, self.since) = (None, None);
             return Err(NotNoted::Unwritten);
         }
         Ok(())
@@ -279,6 +296,7 @@ impl Journal {
         self.used = true;
         let segment = Segment::create(&self.common.root, self.writer, self.turns)?;
         self.common.prepare_floor().inspect_err(|_| segment.remove(&self.common.root))?;
+        self.since.get_or_insert_with(|| stamp(&self.common.env));
         Ok(segment)
     }
 
@@ -366,16 +384,35 @@ mod tests {
     fn journal(dir: &std::path::Path) -> Journal {
         std::fs::create_dir_all(dir.join(".lh/tmp")).unwrap();
         let root: OwnedFd = std::fs::File::open(dir).unwrap().into();
-        Journal::new(Arc::new(root), Env::system())
+        let mut journal = Journal::new(Arc::new(root), Env::system());
+        // So that it has a segment.
+        let note = Note { stamp: 1, key: "first".into(), state: State::AsItIs };
+        journal.note(&[Entry::Note(note)], true).unwrap();
+        journal
+    }
+
+    fn absence() -> Entry {
+        let stamp = stamp(&Env::system());
+        Entry::Note(Note { stamp, key: "x".into(), state: State::Absent })
+    }
+
+    /// All segments may have gone since, and the floor with them, which was above it.
+    #[test]
+    fn what_was_before_the_first_segment_is_not_noted() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let late = absence();
+        let mut journal = journal(dir.path());
+        assert!(matches!(journal.note(&[late], true), Err(NotNoted::Unwritten)));
+        journal.note(&[absence()], true).unwrap();
+        journal.close();
     }
 
     #[test]
     fn after_a_failed_flush_the_notes_stay_whoever_flushes_later() {
         let dir = tempfile::TempDir::new().unwrap();
-        let note = || Entry::Note(Note { stamp: 1, key: "x".into(), state: State::Absent });
         let (mut failing, mut other) = (journal(dir.path()), journal(dir.path()));
-        failing.note(&[note()], true).unwrap();
-        other.note(&[note()], true).unwrap();
+        failing.note(&[absence()], true).unwrap();
+        other.note(&[absence()], true).unwrap();
         failing.fail(Errno::IO);
         failing.close();
         other.close();
@@ -396,9 +433,10 @@ mod tests {
         journal.note(&[Entry::Intent(pending.clone())], true).unwrap();
         // Everything is flushed in between, and its records forgotten.
         journal.forget_later(true);
-        journal.note(&[Entry::Commit(pending, 9)], true).unwrap();
+        let stamp = stamp(&Env::system());
+        journal.note(&[Entry::Commit(pending, stamp)], true).unwrap();
         let segments = std::fs::read_dir(dir.path().join(".lh/log")).unwrap();
-        let commit = Note { stamp: 9, key: "x".into(), state: State::Content(1) };
+        let commit = Note { stamp, key: "x".into(), state: State::Content(1) };
         let whole = [Record::Intent(intent), Record::Note(commit)];
         let found = segments.map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
         let found: Vec<_> = found
@@ -426,8 +464,7 @@ mod tests {
 
         let dir = tempfile::TempDir::new().unwrap();
         let mut journal = journal(dir.path());
-        let note = || Entry::Note(Note { stamp: 1, key: "x".into(), state: State::Absent });
-        journal.note(&[note()], true).unwrap();
+        journal.note(&[absence()], true).unwrap();
         let floor = std::fs::File::options().write(true).open(dir.path().join(".lh/log/floor"));
         let held = floor.unwrap();
         held.lock().unwrap();
@@ -443,7 +480,7 @@ mod tests {
             let current = journal.current.as_mut().unwrap();
             let end = std::mem::replace(&mut current.end, LIMIT);
             assert!(end > 2 * FULL, "it grows where it cannot be put away");
-            let full = journal.note(&[note()], true);
+            let full = journal.note(&[absence()], true);
             assert!(matches!(full, Err(NotNoted::Unwritten)), "but not for ever");
             done.send(()).unwrap();
             journal.close();
@@ -456,9 +493,7 @@ mod tests {
         // Who comes later puts it all away.
         drop(held);
         let mut later = self::journal(dir.path());
-        later
-            .note(&[Entry::Note(Note { stamp: 3, key: "x".into(), state: State::Absent })], true)
-            .unwrap();
+        later.note(&[absence()], true).unwrap();
         later.close();
         assert!(!dir.path().join(".lh/log").exists());
     }
