@@ -12,6 +12,7 @@
 //! opened is another matter, and concerns only who asked for it; where it is the journal that
 //! cannot be written, the whole file system is flushed instead.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::RecvTimeoutError;
@@ -220,7 +221,10 @@ impl Flusher {
         let journal = Journal::new(root.clone(), self.env.clone());
         let handle = std::thread::Builder::new()
             .name("leasehold-flush".into())
-            .spawn(move || Rounds { root, writers, journal, failed: None }.run(&receiver))
+            .spawn(move || {
+                let anchored = Anchored::default();
+                Rounds { root, writers, journal, anchored, failed: None }.run(&receiver);
+            })
             .map_err(|error| {
                 Error::unavailable("cannot start the flushing thread").caused_by(error)
             })?;
@@ -311,6 +315,7 @@ struct Rounds {
     root: Arc<OwnedFd>,
     writers: Arc<AtomicUsize>,
     journal: Journal,
+    anchored: Anchored,
     failed: Option<Errno>,
 }
 
@@ -388,7 +393,7 @@ impl Rounds {
             let outcome = match (self.failed, whole) {
                 (Some(error), _) => Err(Failure::Flush(error)),
                 (None, Some(whole)) => whole,
-                (None, None) => flush_each(&self.root, &job.targets),
+                (None, None) => flush_each(&self.root, &job.targets, &mut self.anchored),
             };
             if let Err(Failure::Flush(error)) = outcome
                 && self.failed.is_none()
@@ -452,30 +457,64 @@ fn flush_everything(_: &OwnedFd) -> Result<(), Errno> {
     Err(Errno::NOSYS)
 }
 
-fn flush_each(root: &OwnedFd, targets: &[Target]) -> Result<(), Failure> {
+fn flush_each(root: &OwnedFd, targets: &[Target], anchored: &mut Anchored) -> Result<(), Failure> {
     for target in targets {
         match target {
             Target::File(file) => flush_one(file).map_err(Failure::Flush)?,
-            Target::FoldersAbove(path) => flush_folders(root, path)?,
+            Target::FoldersAbove(path) => anchored.flush_above(root, path, flush_one)?,
         }
     }
     Ok(())
 }
 
-/// All of them: another process may have made the upper ones without flushing them.
-fn flush_folders(root: &OwnedFd, path: &str) -> Result<(), Failure> {
-    let mut folder = path;
-    while let Some((above, _)) = folder.rsplit_once('/') {
-        folder = above;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        match rustix::fs::openat(root, folder, flags, Mode::empty()) {
-            Ok(open) => flush_one(&open).map_err(Failure::Flush)?,
-            // Removed since, and with it what was to be flushed.
-            Err(Errno::NOENT | Errno::NOTDIR) => {}
-            Err(error) => return Err(Failure::Open(error)),
+/// Folders that are known to be on disk, with all above them. A folder that was removed does not come back:
+/// one that is made in its place is another.
+#[derive(Debug, Default)]
+struct Anchored(HashMap<String, FileId>);
+
+/// How many are remembered.
+const ANCHORED: usize = 256;
+
+impl Anchored {
+    /// Flushes the folders above `path`, up to the first that is on disk already. All of them where that is not
+    /// known: another process may have made the upper ones without flushing them.
+    fn flush_above(
+        &mut self,
+        root: &OwnedFd,
+        path: &str,
+        mut flush: impl FnMut(&OwnedFd) -> Result<(), Errno>,
+    ) -> Result<(), Failure> {
+        let mut flushed = Vec::new();
+        let mut folder = path;
+        while let Some((above, _)) = folder.rsplit_once('/') {
+            folder = above;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            match rustix::fs::openat(root, folder, flags, Mode::empty()) {
+                Ok(open) => {
+                    flush(&open).map_err(Failure::Flush)?;
+                    let id = id_of(&open);
+                    if id.is_some() && self.0.get(folder) == id.as_ref() {
+                        self.remember(flushed);
+                        return Ok(());
+                    }
+                    flushed.extend(id.map(|id| (folder.to_owned(), id)));
+                }
+                // Removed since, and with it what was to be flushed.
+                Err(Errno::NOENT | Errno::NOTDIR) => {}
+                Err(error) => return Err(Failure::Open(error)),
+            }
         }
+        flush(root).map_err(Failure::Flush)?;
+        self.remember(flushed);
+        Ok(())
     }
-    flush_one(root).map_err(Failure::Flush)
+
+    fn remember(&mut self, folders: Vec<(String, FileId)>) {
+        if self.0.len() + folders.len() > ANCHORED {
+            self.0.clear();
+        }
+        self.0.extend(folders);
+    }
 }
 
 fn flush_one(file: &OwnedFd) -> Result<(), Errno> {
@@ -503,6 +542,68 @@ mod tests {
 
     fn absence() -> Note {
         Note { stamp: 1, key: "x".into(), state: journal::State::Absent }
+    }
+
+    /// How many folders are flushed for this object, of a store in `dir`.
+    fn flushed(anchored: &mut Anchored, dir: &std::path::Path, path: &str) -> usize {
+        let root: OwnedFd = std::fs::File::open(dir).unwrap().into();
+        let mut flushed = 0;
+        let flush = |_: &OwnedFd| {
+            flushed += 1;
+            Ok(())
+        };
+        anchored.flush_above(&root, path, flush).ok().unwrap();
+        flushed
+    }
+
+    #[test]
+    fn folders_are_flushed_until_they_are_on_disk() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let mut anchored = Anchored::default();
+        let mut count = |path: &str| flushed(&mut anchored, dir.path(), path);
+        let make = |path: &str| std::fs::create_dir_all(dir.path().join(path)).unwrap();
+        make("a/b/c");
+        assert_eq!(count("a/b/c/x"), 4);
+        let file: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+        if id_of(&file).is_none() {
+            return;
+        }
+        // From now on its own folder alone.
+        assert_eq!(count("a/b/c/x"), 1);
+        assert_eq!(count("a/b/y"), 1);
+        make("a/b/d/e");
+        assert_eq!(count("a/b/d/e/z"), 3, "and what is new, with the folder that it is in");
+        assert_eq!(count("a/b/d/e/z"), 1);
+        // Another folder in its place, by another process.
+        std::fs::remove_dir_all(dir.path().join("a/b")).unwrap();
+        make("a/b/c");
+        assert_eq!(count("a/b/c/x"), 3);
+        // One that is not there is not remembered.
+        assert_eq!(count("a/gone/x"), 1);
+        make("a/gone");
+        assert_eq!(count("a/gone/x"), 2);
+        // There is a limit to what is.
+        for n in 0..2 * ANCHORED {
+            make(&format!("a/{n}"));
+            assert!(count(&format!("a/{n}/x")) <= 3);
+        }
+        assert!(anchored.0.len() <= ANCHORED);
+    }
+
+    /// It could not be flushed: the next one tries again.
+    #[test]
+    fn a_folder_whose_flush_failed_is_not_on_disk() {
+        let dir = tempfile::TempDir::new().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        let root: OwnedFd = std::fs::File::open(dir.path()).unwrap().into();
+        let mut anchored = Anchored::default();
+        let mut calls = 0;
+        let failing = |_: &OwnedFd| {
+            calls += 1;
+            if calls == 2 { Err(Errno::IO) } else { Ok(()) }
+        };
+        assert!(anchored.flush_above(&root, "a/b/x", failing).is_err());
+        assert_eq!(flushed(&mut anchored, dir.path(), "a/b/x"), 3);
     }
 
     #[tokio::test]
