@@ -31,12 +31,12 @@ pub fn run(rig: &Rig, report: &mut Report) -> Result<()> {
     }
     let runtime = rig.runtime()?;
     let base = data::base(rig, &runtime)?;
-    for (what, fill, targets) in [
-        ("single files", data::fill_files as Fill, (2.0, 5.0)),
-        ("batches", data::fill_batches, (3.0, 6.0)),
+    for (what, fill, count, targets) in [
+        ("single files", data::fill_files as Fill, 2, (2.0, 5.0)),
+        ("batches", data::fill_batches, 5, (3.0, 6.0)),
     ] {
         let inbox = rig.path().join("peers-inbox");
-        let runs = rounds(rig.pick(2, 1), 1 + peers.len(), |at| {
+        let runs = rounds(rig.pick(count, 1), 1 + peers.len(), |at| {
             if at == 0 {
                 return merge::ours(rig, &runtime, &base, fill);
             }
