@@ -179,6 +179,31 @@ fn a_full_disk_is_said_and_leaves_nothing() {
     assert!(out.contains("\n0 temporary files"), "{out}");
 }
 
+/// A claim that cannot be written is none: as soon as there is room, the task is done.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_holds_no_task() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = r#"
+        mkdir disk && mount -t tmpfs -o size=512k tmpfs disk
+        $BIN --store disk/store queue push q one
+        $BIN --store disk/store queue work q --exit-when-empty -- true
+        $BIN --store disk/store queue push q two
+        head -c 1000000 /dev/zero > disk/filler || true
+        code=0; $BIN --store disk/store queue work q --exit-when-empty -- true || code=$?
+        echo "code $code"
+        echo "$(find disk/store/queues/q/pending -name lease.json | wc -l) leases"
+        rm disk/filler
+        $BIN --store disk/store queue work q --exit-when-empty -- echo done
+        echo "$(find disk/store/queues/q/pending -type f | wc -l) left"
+    "#;
+    let done = in_namespace(folder.path(), script);
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(out.contains("code 5"), "{out}{err}");
+    assert!(err.contains("the disk is full: make room"), "{out}{err}");
+    assert!(out.contains("\n0 leases") && out.contains("\n0 left"), "{out}{err}");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_read_only_directory_is_said() {

@@ -135,11 +135,20 @@ fn check(name: &str, form: Form) -> Result<(), KeyError> {
     Ok(())
 }
 
+/// Whether [`encode_segment`] leaves this as it is, at a glance: most names are like this.
+pub(crate) fn is_plain(text: &str) -> bool {
+    let plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'/' | b'%' | b'\\');
+    !text.is_empty() && !text.ends_with('.') && text.bytes().all(plain)
+}
+
 /// Any text as one key segment, reversibly: ordinary names stay as they are.
 ///
 /// What some store cannot hold in a segment becomes `%XX`: slashes of both kinds, control
 /// characters, and a dot at the end. The empty text is `%`, which nothing else becomes.
 pub fn encode_segment(text: &str) -> String {
+    if is_plain(text) {
+        return text.to_owned();
+    }
     if text.is_empty() {
         return "%".to_owned();
     }
@@ -160,6 +169,9 @@ pub fn encode_segment(text: &str) -> String {
 
 /// The text that [`encode_segment`] was given, or `None` where the segment is not its work.
 pub fn decode_segment(segment: &str) -> Option<String> {
+    if is_plain(segment) {
+        return Some(segment.to_owned());
+    }
     if segment == "%" {
         return Some(String::new());
     }

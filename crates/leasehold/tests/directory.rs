@@ -196,6 +196,88 @@ async fn a_file_in_the_stores_place_is_said_at_once() {
     assert_eq!(below.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
+/// Leases are made, then written: nobody takes one in between for an empty one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_is_being_written_is_waited_for() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "queues/q/pending/t/task.json", "{}").await.map(drop).unwrap();
+    let (name, empty) = ("queues/q/pending/t/lease.json", "queues/q/pending/t/empty.json");
+    put(&store, empty, "").await.map(drop).unwrap();
+    let (path, at) = (scene.dir().join(name), key(name));
+    // Who writes may be held up on a busy machine.
+    let waited_for = async || {
+        fs::write(&path, "").unwrap();
+        let read = store.get(&at);
+        let written = async {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            fs::write(&path, "held").unwrap();
+        };
+        tokio::join!(read, written).0.unwrap().unwrap().body == "held"
+    };
+    let mut tries = 0;
+    while !waited_for().await {
+        tries += 1;
+        assert!(tries < 100);
+    }
+    // Not for ever, and no other object is.
+    fs::write(&path, "").unwrap();
+    assert_eq!(store.get(&at).await.unwrap().unwrap().body, "");
+    assert_eq!(store.get(&key(empty)).await.unwrap().unwrap().body, "");
+}
+
+/// All empty leases have the same content, and each is somebody's.
+#[tokio::test]
+async fn an_empty_lease_is_not_taken_for_another() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "queues/q/pending/t/task.json", "{}").await.map(drop).unwrap();
+    let name = key("queues/q/pending/t/lease.json");
+    let path = scene.dir().join(name.as_str());
+    fs::write(&path, "").unwrap();
+    let first = store.get(&name).await.unwrap().unwrap().meta.version;
+    assert_eq!(store.head(&name).await.unwrap().unwrap().version, first);
+    let other = scene.dir().join("other");
+    fs::write(&other, "").unwrap();
+    fs::rename(&other, &path).unwrap();
+    let second = store.get(&name).await.unwrap().unwrap().meta.version;
+    assert_ne!(first, second);
+    let take = |version| Write::when(When::Matches(version), Proof::Bytes);
+    assert!(matches!(store.put(&name, "x".into(), take(first.clone())).await, Ok(Put::Refused)));
+    assert!(matches!(store.delete_version(&name, &first).await, Ok(Delete::Refused)));
+    assert!(matches!(store.put(&name, "x".into(), take(second)).await, Ok(Put::Stored(_))));
+}
+
+/// The lease of a task is made where it stands, in one step with the decision who is first.
+#[tokio::test]
+async fn one_of_many_gets_a_lease() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "queues/q/pending/t/task.json", "{}").await.map(drop).unwrap();
+    let name = key("queues/q/pending/t/lease.json");
+    let create = || Write::when(When::Absent, Proof::Bytes).durability(Durability::Volatile);
+    let mut claims = tokio::task::JoinSet::new();
+    for n in 0..16 {
+        let (store, name, write) = (scene.store(), name.clone(), create());
+        claims.spawn(async move { store.put(&name, format!("{n}").into(), write).await.unwrap() });
+    }
+    let stored = claims.join_all().await;
+    let mut stored = stored.into_iter().filter_map(|put| match put {
+        Put::Stored(version) => Some(version),
+        _ => None,
+    });
+    let version = stored.next().unwrap();
+    assert_eq!(stored.next(), None);
+    assert_eq!(store.get(&name).await.unwrap().unwrap().meta.version, version);
+    // A folder in its place, and none where it should be: as with every other object.
+    let other = key("queues/q/pending/u/lease.json");
+    fs::create_dir_all(scene.dir().join(other.as_str())).unwrap();
+    assert!(matches!(store.put(&other, "x".into(), create()).await.unwrap(), Put::Stored(_)));
+    let lone = key("queues/q/pending/v/lease.json");
+    assert!(matches!(store.put(&lone, "x".into(), create()).await.unwrap(), Put::Stored(_)));
+    assert_eq!(names(&store, "queues/q/pending/v").await, [lone.as_str()]);
+}
+
 /// Somebody holds the stripe lock and does not let go: the error says who.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stuck_process_is_named_and_does_not_block_others() {

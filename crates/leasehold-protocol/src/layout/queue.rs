@@ -11,7 +11,7 @@
 //!
 //! Names of queues and tasks may be any text: what a key cannot hold is escaped.
 
-use crate::key::{Key, KeyError, decode_segment, encode_segment};
+use crate::key::{Key, KeyError, MAX_KEY_BYTES, decode_segment, encode_segment, is_plain};
 use crate::time::StoreTime;
 
 pub(super) const ROOT: &str = "queues/";
@@ -78,8 +78,16 @@ pub fn queue_name(prefix: &str) -> Option<String> {
 
 /// The folder of a task or bundle, if this key is one of its two objects: they are changed together.
 pub fn unit_folder(key: &str) -> Option<&str> {
-    let (folder, name) = key.strip_prefix(ROOT).and(key.rsplit_once('/'))?;
+    let (_, rest) = key.strip_prefix(ROOT)?.split_once('/')?;
+    // Not what is recorded of a task with such a name.
+    let is_unit = rest.starts_with("pending/") || rest.starts_with("bundles/");
+    let (folder, name) = key.rsplit_once('/').filter(|_| is_unit)?;
     [LEASE, TASK, TASKS].contains(&name).then_some(folder)
+}
+
+/// Whether this is the key of a task's or bundle's lease.
+pub fn is_lease(key: &str) -> bool {
+    unit_folder(key).is_some_and(|folder| key[folder.len()..].strip_prefix('/') == Some(LEASE))
 }
 
 impl QueueKeys {
@@ -210,6 +218,15 @@ impl QueueKeys {
 
     /// The task or bundle whose folder this common prefix is.
     pub fn parse_folder(&self, prefix: &str) -> Option<Unit> {
+        // There may be tens of thousands, and nearly all of them are like this: built from what they say.
+        let name = prefix.strip_prefix(&self.prefix).and_then(|rest| rest.strip_prefix("pending/"));
+        if let Some(id) = name.and_then(|name| name.strip_suffix('/'))
+            && self.shards == 1
+            && is_plain(id)
+            && prefix.len() + LEASE.len() <= MAX_KEY_BYTES
+        {
+            return Some(Unit::Task(id.to_owned()));
+        }
         for part in [TASK, TASKS] {
             if let Some((unit, _)) = self.parse_part(&format!("{prefix}{part}")) {
                 return Some(unit);
@@ -298,6 +315,26 @@ mod tests {
     }
 
     #[test]
+    fn a_unit_is_its_two_objects() {
+        for (key, folder, lease) in [
+            ("queues/q/pending/x/task.json", Some("queues/q/pending/x"), false),
+            ("queues/q/pending/x/lease.json", Some("queues/q/pending/x"), true),
+            ("queues/q/pending/06/x/lease.json", Some("queues/q/pending/06/x"), true),
+            ("queues/q/bundles/x-3/tasks.jsonl", Some("queues/q/bundles/x-3"), false),
+            ("queues/q/bundles/x-3/lease.json", Some("queues/q/bundles/x-3"), true),
+            ("queues/q/pending/x/notes.txt", None, false),
+            // Of tasks that are called like this.
+            ("queues/q/completed/lease.json", None, false),
+            ("queues/q/failed/lease.json", None, false),
+            ("queues/q/completed/task.json", None, false),
+            ("queues/lease.json", None, false),
+            ("pending/x/lease.json", None, false),
+        ] {
+            assert_eq!((unit_folder(key), is_lease(key)), (folder, lease), "{key}");
+        }
+    }
+
+    #[test]
     fn shards_never_move() {
         let keys = QueueKeys::new("q", 16).unwrap();
         let key = keys.part(&Unit::Task("example.com".into()), Part::Work).unwrap();
@@ -305,6 +342,15 @@ mod tests {
     }
 
     proptest! {
+        /// At a glance or not, the same.
+        #[test]
+        fn folders_are_those_of_tasks(name in "[ -~é]{0,12}", shards in 1u16..3) {
+            let keys = QueueKeys::new("q", shards).unwrap();
+            let folder = format!("queues/q/pending/{name}/");
+            let unit = keys.parse_part(&format!("{folder}task.json")).map(|(unit, _)| unit);
+            prop_assert_eq!(keys.parse_folder(&folder), unit);
+        }
+
         #[test]
         fn any_name_is_found_again(queue in ".{0,30}", id in ".{0,60}", shards in 1u16..300) {
             let keys = QueueKeys::new(&queue, shards).unwrap();
@@ -312,6 +358,8 @@ mod tests {
                 for part in [Part::Work, Part::Lease] {
                     let key = keys.part(&unit, part).unwrap();
                     prop_assert_eq!(keys.parse_part(key.as_str()), Some((unit.clone(), part)));
+                    let (folder, _) = key.as_str().rsplit_once('/').unwrap();
+                    prop_assert_eq!(keys.parse_folder(&format!("{folder}/")), Some(unit.clone()));
                 }
                 let receipt = keys.receipt(&unit).unwrap();
                 prop_assert_eq!(keys.parse_record(receipt.as_str()), Some(unit.name()));

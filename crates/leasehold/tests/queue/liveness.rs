@@ -1,7 +1,9 @@
 //! Nothing is stuck, nothing spins, and one bad object stops nobody.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::queue::{Acked, NewTask, Queue};
 use leasehold::store::memory::Memory;
@@ -58,6 +60,65 @@ async fn old_leases_that_cannot_be_taken_cost_little() {
         assert!(requests < most, "{}: {requests} requests in two seconds", place.name);
         assert!(queue.status(10).await.unwrap().held.len() == 2);
     }
+}
+
+/// In a directory leases are made, then written. Whoever stops in between has them for a ttl, and what it
+/// writes later is in nobody's way.
+#[tokio::test]
+async fn an_empty_lease_is_held_for_a_ttl() {
+    let place = directory();
+    let queue = queue(&place).await;
+    push(&queue, "t").await;
+    let lease = place.path().join("queues/q/pending/t/lease.json");
+    let mut stopped = File::create_new(&lease).unwrap();
+    let start = Instant::now();
+    let task = next(&queue.worker("w")).await;
+    assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
+    stopped.write_all(br#"{"worker_id":"stopped","ttl_ms":3600000}"#).unwrap();
+    let held = std::fs::read_to_string(&lease).unwrap();
+    assert!(held.contains(r#""worker_id":"w""#), "{held}");
+    task.ack().await.unwrap();
+    assert_eq!(left(&place.store).await, ["queues/q/completed/t.json"]);
+}
+
+/// Where nothing is flushed, a power loss may leave a receipt empty: the task, if it is still there, is done once
+/// more, and that is recorded.
+#[tokio::test]
+async fn a_torn_receipt_is_written_anew() {
+    for place in everywhere("torn-receipt") {
+        let queue = queue(&place).await;
+        push(&queue, "t").await;
+        write(&queue, "queues/q/completed/t.json", "").await;
+        assert_eq!(drain(&queue, "w").await, ["t"], "{}", place.name);
+        let receipt = queue.receipt("t").await.unwrap().expect("it was recorded");
+        assert_eq!(receipt.worker, "w");
+        assert_eq!(left(&place.store).await, ["queues/q/completed/t.json"], "{}", place.name);
+    }
+}
+
+/// They all have the same content, and the time of one says nothing about the next.
+#[tokio::test]
+async fn an_empty_lease_is_not_as_old_as_the_one_before() {
+    let place = directory();
+    let queue = queue(&place).await;
+    push(&queue, "t").await;
+    let lease = place.path().join("queues/q/pending/t/lease.json");
+    File::create_new(&lease).unwrap();
+    let worker = queue.worker("w");
+    let claimed = async {
+        let task = next(&worker).await;
+        (Instant::now(), task)
+    };
+    let replaced = async {
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        let other = place.path().join("queues/q/other");
+        File::create_new(&other).unwrap();
+        std::fs::rename(&other, &lease).unwrap();
+        Instant::now()
+    };
+    let ((claimed, task), replaced) = tokio::join!(claimed, replaced);
+    assert!(claimed - replaced >= Duration::from_millis(900), "{:?}", claimed - replaced);
+    task.ack().await.unwrap();
 }
 
 #[tokio::test]

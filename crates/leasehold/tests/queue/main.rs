@@ -10,6 +10,7 @@ mod failures;
 mod interleavings;
 mod liveness;
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -29,6 +30,11 @@ pub struct Place {
 }
 
 impl Place {
+    /// Where it is, if it is a directory.
+    pub fn path(&self) -> PathBuf {
+        self.root.as_ref().expect("a directory").path().join("store")
+    }
+
     /// Another process' view of the same store.
     pub fn again(&self) -> Store {
         match &self.root {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
+use leasehold_protocol::layout::queue::is_lease;
 use leasehold_protocol::time::StoreTime;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
@@ -12,6 +13,7 @@ use rustix::io::Errno;
 use super::names::path_of;
 use super::temp::Temp;
 use super::{HASHED, Work};
+use crate::env::Env;
 use crate::store::content_version;
 use crate::store::types::{Delete, Durability};
 use crate::{Error, ErrorKind, Result};
@@ -60,6 +62,62 @@ pub(super) fn create(
     Err(Error::unavailable("others keep removing the folder of this key").at(key))
 }
 
+/// What came of making an object in its place.
+pub(super) enum InPlace {
+    Created(Version),
+    /// There is one.
+    Exists,
+    /// It has to be made in another way.
+    NotHere,
+}
+
+/// The same for the lease of a task, where its folder is there: without a temporary file, which takes
+/// a third of what a claim does. Others may see it before it is written, and a crash may leave it
+/// empty, as one of a client that knows no better: an empty lease is held for a ttl. What was put in its
+/// place meanwhile is another file than the one that is written here, and has another version.
+pub(super) fn create_lease(work: &Work, key: &Key, body: &[u8], env: &Env) -> Result<InPlace> {
+    let path = path_of(key.as_str());
+    let (folder, name) = match beneath(work, &path) {
+        Ok(found) => found,
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(InPlace::NotHere),
+        Err(error) => return Err(folder_error(error).at(key)),
+    };
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(folder.as_fd(), name, flags, Mode::from_raw_mode(0o666));
+    let file = match file {
+        Ok(file) => file,
+        Err(Errno::EXIST) => {
+            let is_folder = file_type(&work.root, &path) == Some(FileType::Directory);
+            return Ok(if is_folder { InPlace::NotHere } else { InPlace::Exists });
+        }
+        Err(Errno::NOENT) => return Ok(InPlace::NotHere),
+        Err(error) => return Err(folder_error(error).at(key)),
+    };
+    let written = loop {
+        match rustix::io::write(&file, body) {
+            Ok(written) if written == body.len() => {
+                // We were stopped for a ttl, and somebody has taken it.
+                if rustix::fs::fstat(&file).is_ok_and(|stat| stat.st_nlink == 0) {
+                    return Ok(InPlace::Exists);
+                }
+                work.note_created(&path);
+                return Ok(InPlace::Created(content_version(body)));
+            }
+            Ok(_) => break Errno::NOSPC,
+            Err(Errno::INTR) => {}
+            Err(error) => break error,
+        }
+    };
+    // As if it had never been there, unless that takes long: then it is held for a ttl.
+    if let Ok(Some(_stripe)) = work.stripes.lock_briefly(&work.root, key.as_str(), env)
+        && let (Ok(ours), Ok(there)) = (identity(&file), identity_by_name(&work.root, &path))
+        && ours == there
+    {
+        let _ = rustix::fs::unlinkat(folder.as_fd(), name, AtFlags::empty());
+    }
+    Err(write_error(written).at(key))
+}
+
 /// Makes the temporary file the object at `key` if `when` holds. The caller holds the lock.
 pub(super) fn replace(
     work: &Work,
@@ -74,7 +132,8 @@ pub(super) fn replace(
         let there = open(&work.root, key)?;
         if let When::Matches(expected) = when {
             let Some((file, stat)) = &there else { return Ok(None) };
-            let now = read_version(file, stat).map_err(|error| io_error("read", error).at(key))?;
+            let now =
+                read_version(file, stat, key).map_err(|error| io_error("read", error).at(key))?;
             if now != *expected {
                 return Ok(None);
             }
@@ -150,8 +209,8 @@ pub(super) fn version_at(folder: &Folder<'_>, name: &str, key: &Key) -> Result<O
     let open = |flags| rustix::fs::openat(folder.as_fd(), name, flags, Mode::empty());
     let there = opened(open_unnoted(OPEN | OFlags::NOFOLLOW, open), key)?;
     let Some((file, stat)) = there else { return Ok(None) };
-    let version = read_version(&file, &stat).map_err(|error| io_error("read", error).at(key))?;
-    Ok(Some(version))
+    let version = read_version(&file, &stat, key);
+    version.map(Some).map_err(|error| io_error("read", error).at(key))
 }
 
 fn remove_from(
@@ -434,7 +493,8 @@ fn opened(file: Result<OwnedFd, Errno>, key: &Key) -> Result<Option<(OwnedFd, St
 
 pub(super) fn file_meta(root: &OwnedFd, key: &Key) -> Result<Option<(Version, Stat)>> {
     let Some((file, stat)) = open(root, key)? else { return Ok(None) };
-    let version = read_version(&file, &stat).map_err(|error| io_error("read", error).at(key))?;
+    let version =
+        read_version(&file, &stat, key).map_err(|error| io_error("read", error).at(key))?;
     Ok(Some((version, stat)))
 }
 
@@ -457,11 +517,11 @@ pub(super) fn read_all(file: &OwnedFd, stat: &Stat) -> Result<Vec<u8>, Errno> {
     }
 }
 
-pub(super) fn read_version(file: &OwnedFd, stat: &Stat) -> Result<Version, Errno> {
+pub(super) fn read_version(file: &OwnedFd, stat: &Stat, key: &Key) -> Result<Version, Errno> {
     match stat.st_size as u64 {
-        size if size > HASHED => Ok(version_of(&[], stat)),
+        size if size > HASHED => Ok(version_by_file(stat)),
         size if size > WHOLE => hash_file(file),
-        _ => Ok(version_of(&read_all(file, stat)?, stat)),
+        _ => Ok(version_of(&read_all(file, stat)?, stat, key)),
     }
 }
 
@@ -485,19 +545,26 @@ pub(super) fn hash_file(file: &OwnedFd) -> Result<Version, Errno> {
     }
 }
 
-pub(super) fn version_of(body: &[u8], stat: &Stat) -> Version {
-    if stat.st_size as u64 > HASHED {
-        return Version::new(format!(
-            "{:x}-{:x}-{:x}.{:x}-{:x}.{:x}",
-            stat.st_ino,
-            stat.st_size,
-            stat.st_mtime,
-            stat.st_mtime_nsec,
-            stat.st_ctime,
-            stat.st_ctime_nsec
-        ));
+pub(super) fn version_of(body: &[u8], stat: &Stat, key: &Key) -> Version {
+    // One empty lease is like the next, and yet somebody else's.
+    let is_unwritten = body.is_empty() && is_lease(key.as_str());
+    match stat.st_size as u64 > HASHED || is_unwritten {
+        true => version_by_file(stat),
+        false => content_version(body),
     }
-    content_version(body)
+}
+
+/// The version of an object whose content does not tell.
+pub(super) fn version_by_file(stat: &Stat) -> Version {
+    Version::new(format!(
+        "{:x}-{:x}-{:x}.{:x}-{:x}.{:x}",
+        stat.st_ino,
+        stat.st_size,
+        stat.st_mtime,
+        stat.st_mtime_nsec,
+        stat.st_ctime,
+        stat.st_ctime_nsec
+    ))
 }
 
 /// The version of an object with this content, unless it is so large that its file tells.
@@ -509,7 +576,7 @@ pub(super) fn version_by_content(body: &[u8]) -> Option<Version> {
 /// has changed.
 fn stored_version(version: Option<&Version>, file: &OwnedFd) -> Version {
     match (version, rustix::fs::fstat(file)) {
-        (None, Ok(stat)) => version_of(&[], &stat),
+        (None, Ok(stat)) => version_by_file(&stat),
         // It cannot be told: whoever compares finds another.
         (version, _) => version.cloned().unwrap_or_else(|| Version::new("")),
     }

@@ -11,7 +11,9 @@ use rustix::fs::AtFlags;
 use rustix::io::Errno;
 
 use super::discard::Doomed;
-use super::files::{create, hash_file, io_error, mtime, open, read_all, replace, version_of};
+use super::files::{
+    create, hash_file, io_error, mtime, open, read_all, replace, version_by_file, version_of,
+};
 use super::flush::Target;
 use super::names::path_of;
 use super::{Dir, HASHED, Shared};
@@ -41,11 +43,11 @@ impl Dir {
         if size <= SMALL {
             let body = read_all(&file, &stat).map_err(failed)?;
             self.0.meter.received(body.len() as u64);
-            let meta = self.0.meta(version_of(&body, &stat), &stat);
+            let meta = self.0.meta(version_of(&body, &stat, key), &stat);
             return Ok(Some(Box::new(Whole(Object { body: body.into(), meta }))));
         }
         let version = match size > HASHED {
-            true => version_of(&[], &stat),
+            true => version_by_file(&stat),
             false => hash_file(&file).map_err(failed)?,
         };
         let meta = self.0.meta(version, &stat);

@@ -96,7 +96,7 @@ impl Walk {
                 self.stack.pop();
                 continue;
             };
-            let key = format!("{}{name}", folder.key);
+            let key = [folder.key.as_str(), &name].concat();
             if !is_folder {
                 page.entries.extend(self.entry(root, key)?);
             } else if !self.list.delimited || !key.starts_with(&self.list.prefix) {
@@ -278,8 +278,9 @@ fn next_name(
             }
         }
         let name = match (name, kind) {
-            (Name::Segment(name), FileType::RegularFile) => format!("{start}{name}"),
-            (Name::Segment(name), FileType::Directory) => format!("{start}{name}/"),
+            // Not formatted: there may be millions.
+            (Name::Segment(name), FileType::RegularFile) => [start.as_str(), &name].concat(),
+            (Name::Segment(name), FileType::Directory) => [start.as_str(), &name, "/"].concat(),
             (Name::Continued(name), FileType::Directory) => {
                 let start = format!("{start}{name}");
                 let below = dir

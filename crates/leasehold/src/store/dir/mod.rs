@@ -1,7 +1,8 @@
 //! A store in a plain directory: real compare-and-swap between processes, nothing to install.
 //!
 //! - **Create** writes a temporary file and renames it without replacing: exactly one of many
-//!   racing creators succeeds, and nobody sees a half-written or empty object.
+//!   racing creators succeeds, and nobody sees a half-written or empty object. Leases of tasks are
+//!   made in their place instead, which is a third faster, and may be seen empty for a moment.
 //! - **Replace and delete** hold a stripe lock (`stripe`) while they compare and rename.
 //! - **Version**: a hash of the content. Inode numbers are reused and timestamps are coarse.
 //! - **Durable** writes are flushed in groups (`flush`); others are not waited for.
@@ -38,14 +39,15 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
-use leasehold_protocol::layout::queue::unit_folder;
+use leasehold_protocol::layout::queue::{is_lease, unit_folder};
 use rustix::fs::{Access, AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use self::fence::Fence;
 use self::files::{
-    Folders, create, file_meta, hash, io_error, make_folder, mtime, open, open_beneath, read_all,
-    remove, remove_after, remove_both, replace, version_by_content, version_of, write_error,
+    Folders, InPlace, create, create_lease, file_meta, hash, io_error, make_folder, mtime, open,
+    open_beneath, read_all, remove, remove_after, remove_both, replace, version_by_content,
+    version_of, write_error,
 };
 use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
@@ -63,6 +65,9 @@ use crate::{Error, ErrorKind, Result, host};
 /// Up to this size a version is a hash of the whole content. Larger objects take longer to write
 /// than the coarsest file system clock ticks, so for them inode and times are as good.
 const HASHED: u64 = 16 << 20;
+
+/// What is no longer than this is written at once: nobody sees the first half of it.
+const ONE_PAGE: usize = 4096;
 
 /// A directory.
 #[derive(Debug)]
@@ -181,9 +186,22 @@ impl Backend for Dir {
     async fn get(&self, key: &Key, unless: Option<&Version>) -> Result<Get> {
         self.0.meter.request(Class::Get, 0);
         let Some(root) = self.0.root()? else { return Ok(Get::Absent) };
-        let Some((file, stat)) = open(root, key)? else { return Ok(Get::Absent) };
-        let body = read_all(&file, &stat).map_err(|error| io_error("read", error).at(key))?;
-        let version = version_of(&body, &stat);
+        let mut patience = 10;
+        let (body, stat) = loop {
+            let Some((file, stat)) = open(root, key)? else { return Ok(Get::Absent) };
+            let body = read_all(&file, &stat).map_err(|error| io_error("read", error).at(key))?;
+            let about_to_be_written = || {
+                let age = self.0.env.clock().wall().since(mtime(&stat));
+                age < Duration::from_secs(1) && is_lease(key.as_str())
+            };
+            // See `create_lease`.
+            if !body.is_empty() || patience == 0 || !about_to_be_written() {
+                break (body, stat);
+            }
+            patience -= 1;
+            self.0.env.clock().sleep(Duration::from_millis(1)).await;
+        };
+        let version = version_of(&body, &stat, key);
         if unless == Some(&version) {
             return Ok(Get::Unchanged);
         }
@@ -208,6 +226,16 @@ impl Backend for Dir {
     ) -> Result<Put> {
         self.0.meter.request(Class::Put, body.len() as u64);
         let work = self.0.work()?;
+        if let (When::Absent, Durability::Volatile) = (when, durability)
+            && is_lease(key.as_str())
+            && body.len() <= ONE_PAGE
+        {
+            match create_lease(work, key, &body, &self.0.env)? {
+                InPlace::Created(version) => return Ok(Put::Stored(version)),
+                InPlace::Exists => return Ok(Put::Refused),
+                InPlace::NotHere => {}
+            }
+        }
         let _writer = (durability != Durability::Volatile).then(|| work.flusher.writer());
         let mut temp = work.temps.write(&body).map_err(|error| error.at(key))?;
         if durability == Durability::Durable {
