@@ -17,6 +17,7 @@ use crate::time::StoreTime;
 pub(super) const ROOT: &str = "queues/";
 const TASK: &str = "task.json";
 const TASKS: &str = "tasks.jsonl";
+const PENDING: &str = "pending/";
 const LEASE: &str = "lease.json";
 
 /// The most shards a queue can have.
@@ -80,7 +81,7 @@ pub fn queue_name(prefix: &str) -> Option<String> {
 pub fn unit_folder(key: &str) -> Option<&str> {
     let (_, rest) = key.strip_prefix(ROOT)?.split_once('/')?;
     // Not what is recorded of a task with such a name.
-    let is_unit = rest.starts_with("pending/") || rest.starts_with("bundles/");
+    let is_unit = rest.starts_with(PENDING) || rest.starts_with("bundles/");
     let (folder, name) = key.rsplit_once('/').filter(|_| is_unit)?;
     [LEASE, TASK, TASKS].contains(&name).then_some(folder)
 }
@@ -114,14 +115,14 @@ impl QueueKeys {
     /// The prefix of tasks that wait or run, in this shard.
     pub fn pending(&self, shard: u16) -> String {
         match self.shards {
-            1 => format!("{}pending/", self.prefix),
-            _ => format!("{}pending/{:02x}/", self.prefix, shard % self.shards),
+            1 => self.all_pending(),
+            _ => format!("{}{PENDING}{:02x}/", self.prefix, shard % self.shards),
         }
     }
 
     /// The prefix of all tasks that wait or run.
     pub fn all_pending(&self) -> String {
-        format!("{}pending/", self.prefix)
+        format!("{}{PENDING}", self.prefix)
     }
 
     /// The prefix of bundles.
@@ -159,16 +160,25 @@ impl QueueKeys {
 
     /// Where one of the two objects of a task or bundle is.
     pub fn part(&self, unit: &Unit, part: Part) -> Result<Key, KeyError> {
-        let (folder, name) = match unit {
-            Unit::Task(id) => (self.pending(self.shard_of(id)), encode_segment(id)),
-            Unit::Bundle(id, n) => (self.bundles(), format!("{}-{n}", encode_segment(id))),
-        };
         let file = match (part, unit) {
             (Part::Lease, _) => LEASE,
             (Part::Work, Unit::Task(_)) => TASK,
             (Part::Work, Unit::Bundle(..)) => TASKS,
         };
-        Key::new(format!("{folder}{name}/{file}"))
+        match unit {
+            // Asked for several times in the life of each task: not formatted.
+            Unit::Task(id) if self.shards == 1 && is_plain(id) => {
+                Key::new([&*self.prefix, PENDING, id, "/", file].concat())
+            }
+            Unit::Task(id) => {
+                let (folder, id) = (self.pending(self.shard_of(id)), encode_segment(id));
+                Key::new(format!("{folder}{id}/{file}"))
+            }
+            Unit::Bundle(id, n) => {
+                let (folder, id) = (self.bundles(), encode_segment(id));
+                Key::new(format!("{folder}{id}-{n}/{file}"))
+            }
+        }
     }
 
     /// Where a task waits for its time.
@@ -219,7 +229,7 @@ impl QueueKeys {
     /// The task or bundle whose folder this common prefix is.
     pub fn parse_folder(&self, prefix: &str) -> Option<Unit> {
         // There may be tens of thousands, and nearly all of them are like this: built from what they say.
-        let name = prefix.strip_prefix(&self.prefix).and_then(|rest| rest.strip_prefix("pending/"));
+        let name = prefix.strip_prefix(&self.prefix).and_then(|rest| rest.strip_prefix(PENDING));
         if let Some(id) = name.and_then(|name| name.strip_suffix('/'))
             && self.shards == 1
             && is_plain(id)

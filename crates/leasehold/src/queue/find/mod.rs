@@ -324,10 +324,13 @@ impl Finder {
         if units.is_empty() {
             return Ok(false);
         }
+        // Tens of thousands, perhaps: most differ in their first bytes, which are quick to compare.
+        let mut units: Vec<(u128, Unit)> =
+            units.into_iter().map(|unit| (beginning(&unit), unit)).collect();
         units.sort_unstable();
         let listing = vec![Standing::Free; units.len()];
         let order = order(&listing, self.board.alone(), self.queue.store().env().random());
-        let mut units: Vec<Option<Unit>> = units.into_iter().map(Some).collect();
+        let mut units: Vec<Option<Unit>> = units.into_iter().map(|(_, unit)| Some(unit)).collect();
         let candidates = order.into_iter().filter_map(|n| units[n].take()).map(Candidate::Free);
         self.found.extend(candidates);
         Ok(true)
@@ -582,6 +585,16 @@ struct Shown {
     lease: Option<Entry>,
 }
 
+/// What units are in the order of, as far as it reaches.
+fn beginning(unit: &Unit) -> u128 {
+    let (Unit::Task(id) | Unit::Bundle(id, _)) = unit;
+    let mut bytes = [0; 16];
+    let length = id.len().min(16);
+    bytes[..length].copy_from_slice(&id.as_bytes()[..length]);
+    let is_bundle = matches!(unit, Unit::Bundle(..));
+    (u128::from(is_bundle) << 127) | (u128::from_be_bytes(bytes) >> 1)
+}
+
 #[derive(Debug, Default)]
 struct Seen {
     units: Vec<Shown>,
@@ -613,6 +626,27 @@ impl Seen {
             match part {
                 Part::Work => self.units[at].work = true,
                 Part::Lease => self.units[at].lease = Some(entry),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beginnings_are_in_order() {
+        let ids = ["", "\0", "a", "a\0", "aa", "b", "é", "01M7HDV8VWZ97JFM2640XRZ68N"];
+        let longer = ids.iter().map(|id| format!("01M7HDV8VWZ97JFM{id}"));
+        let ids: Vec<String> = ids.iter().map(|id| (*id).to_owned()).chain(longer).collect();
+        let tasks = ids.iter().cloned().map(Unit::Task);
+        let units: Vec<Unit> =
+            tasks.chain(ids.iter().cloned().map(|id| Unit::Bundle(id, 3))).collect();
+        for one in &units {
+            for other in &units {
+                let quickly = (beginning(one), one).cmp(&(beginning(other), other));
+                assert_eq!(quickly, one.cmp(other), "{one:?} {other:?}");
             }
         }
     }

@@ -77,20 +77,14 @@ pub(super) enum InPlace {
 /// place meanwhile is another file than the one that is written here, and has another version.
 pub(super) fn create_lease(work: &Work, key: &Key, body: &[u8], env: &Env) -> Result<InPlace> {
     let path = path_of(key.as_str());
-    let (folder, name) = match beneath(work, &path) {
-        Ok(found) => found,
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(InPlace::NotHere),
-        Err(error) => return Err(folder_error(error).at(key)),
-    };
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(folder.as_fd(), name, flags, Mode::from_raw_mode(0o666));
-    let file = match file {
+    let file = match open_below(&work.root, &path, flags, Mode::from_raw_mode(0o666)) {
         Ok(file) => file,
         Err(Errno::EXIST) => {
             let is_folder = file_type(&work.root, &path) == Some(FileType::Directory);
             return Ok(if is_folder { InPlace::NotHere } else { InPlace::Exists });
         }
-        Err(Errno::NOENT) => return Ok(InPlace::NotHere),
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(InPlace::NotHere),
         Err(error) => return Err(folder_error(error).at(key)),
     };
     let written = loop {
@@ -113,7 +107,7 @@ pub(super) fn create_lease(work: &Work, key: &Key, body: &[u8], env: &Env) -> Re
         && let (Ok(ours), Ok(there)) = (identity(&file), identity_by_name(&work.root, &path))
         && ours == there
     {
-        let _ = rustix::fs::unlinkat(folder.as_fd(), name, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&work.root, &*path, AtFlags::empty());
     }
     Err(write_error(written).at(key))
 }
@@ -381,17 +375,21 @@ impl AsFd for Folder<'_> {
 }
 
 /// Opens what is below the root without following any symbolic link, also on the way.
-#[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    open_below(root, path, flags, Mode::empty())
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn open_below(root: &OwnedFd, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     use rustix::fs::ResolveFlags;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     loop {
-        match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+        match rustix::fs::openat2(root, path, flags, mode, resolve) {
             // Something was renamed on the way.
             Err(Errno::AGAIN) => {}
             // Kernels before 5.6, and sandboxes that do not know the call.
             Err(Errno::NOSYS | Errno::PERM) => {
-                return rustix::fs::openat(root, path, flags | OFlags::NOFOLLOW, Mode::empty());
+                return rustix::fs::openat(root, path, flags | OFlags::NOFOLLOW, mode);
             }
             opened => return opened,
         }
@@ -399,8 +397,8 @@ pub(super) fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags) -> Result<
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub(super) fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-    rustix::fs::openat(root, path, flags | OFlags::NOFOLLOW, Mode::empty())
+fn open_below(root: &OwnedFd, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(root, path, flags | OFlags::NOFOLLOW, mode)
 }
 
 pub(super) fn rename_over(
