@@ -71,8 +71,8 @@ pub(super) enum InPlace {
     NotHere,
 }
 
-/// The same for the lease of a task, where its folder is there: without a temporary file, which takes
-/// a third of what a claim does. Others may see it before it is written, and a crash may leave it
+/// The same for the lease of a task, where its folder is there: without a temporary file and its rename, as
+/// every task has a lease. Others may see it before it is written, and a crash may leave it
 /// empty, as one of a client that knows no better: an empty lease is held for a ttl. What was put in its
 /// place meanwhile is another file than the one that is written here, and has another version.
 pub(super) fn create_lease(work: &Work, key: &Key, body: &[u8], env: &Env) -> Result<InPlace> {
