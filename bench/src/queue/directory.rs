@@ -9,8 +9,8 @@ use crate::report::{Report, Row, Target, Unit};
 use crate::rig::Rig;
 use crate::stats::median;
 
-/// How many loops claim, work and ack in each process.
-const LOOPS: usize = 4;
+/// A process does one task after the other, as the bare loop and the peers do.
+const LOOPS: usize = 1;
 const PUSH: &str = "create temporary (O_EXCL), write, rename; one thread";
 const DRAIN: &str =
     "create lease (O_EXCL), read the task, write the lease, unlink both; a thread per worker";

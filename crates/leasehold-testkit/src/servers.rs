@@ -415,6 +415,8 @@ impl Launch {
             "-master.peers=none".to_owned(), // leads at once, instead of a second later
             "-master.volumeSizeLimitMB=256".to_owned(),
             "-volume.max=50".to_owned(),
+            // Without it a large disk that is nearly full (1 %) takes no writes at all.
+            "-volume.minFreeSpace=64MiB".to_owned(),
             "-filer".to_owned(),
             format!("-filer.localSocket={data}/filer.sock"),
             "-s3".to_owned(),

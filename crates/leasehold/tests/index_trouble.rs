@@ -469,6 +469,29 @@ async fn a_shard_that_was_not_named_is_named_later() {
     assert_eq!(index.package().shards, [Shard::of(KEY, Width::USUAL)]);
 }
 
+/// What a power loss leaves of a lock is an empty file. One that is old keeps nobody from compacting, though each
+/// command looks at it once only; one that is not may be somebody's.
+#[tokio::test]
+async fn an_old_empty_lock_does_not_stop_compaction() {
+    use leasehold::store::{Connect, StoreUrl};
+    let folder = tempfile::tempdir().unwrap();
+    let store = Connect::new(StoreUrl::Directory(folder.path().join("s"))).open().unwrap();
+    let index = index(&store, &usual()).await;
+    let shard = Shard::of(KEY, Width::USUAL);
+    let lock = folder.path().join(format!("s/indexes/domains/shards/{shard}.lock"));
+    std::fs::create_dir_all(lock.parent().unwrap()).unwrap();
+    for (age, outcome) in [(3600, true), (10, false)] {
+        index.put(&json!({"domain": KEY, "n": age})).await.unwrap();
+        let file = std::fs::File::create(&lock).unwrap();
+        let now = file.metadata().unwrap().modified().unwrap();
+        file.set_modified(now - Duration::from_secs(age)).unwrap();
+        let again = Index::open(&store, "domains").await.unwrap();
+        let pass = again.compact().await.unwrap();
+        let published = pass.shards.iter().any(|done| done.outcome == Outcome::Published);
+        assert_eq!(published, outcome, "{age}: {pass:?}");
+    }
+}
+
 /// A file that is dropped into a flat inbox that was empty for a while is seen at once, whatever its name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_dropped_into_an_empty_flat_inbox_is_seen_at_once() {

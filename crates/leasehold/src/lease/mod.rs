@@ -104,6 +104,9 @@ pub struct HeldBy {
     pub ask: Option<Ask>,
     /// Whether that is this very process, which must not be kept from going on.
     pub(crate) is_us: bool,
+    /// Whether its record is older than the lease lasts. In a directory that alone is no proof that it is stale:
+    /// this host's clock may have been set.
+    pub(crate) is_aged: bool,
 }
 
 impl HeldBy {
@@ -215,7 +218,7 @@ impl Desk {
             && let Judgement::Held { left } = self.judge(seen)
         {
             self.note_contention();
-            return Ok(held_by(seen, left));
+            return Ok(self.held_by(seen, left));
         }
         self.memory().turn = Some(self.0.store.env().clock().boot());
         self.acquire(seen, false).await
@@ -262,7 +265,7 @@ impl Desk {
             match self.judge(&seen) {
                 Judgement::Held { left } if !force => {
                     self.note_contention();
-                    return Ok(held_by(&seen, left));
+                    return Ok(self.held_by(&seen, left));
                 }
                 Judgement::Free(why) if why != Why::Released => {
                     tracing::info!(%key, ?why, "taking over a stale lease");
@@ -276,7 +279,7 @@ impl Desk {
         match &last {
             Some(seen) => {
                 self.note_contention();
-                Ok(held_by(seen, Duration::ZERO))
+                Ok(self.held_by(seen, Duration::ZERO))
             }
             None => Err(Error::unavailable("others keep taking and releasing this lease").at(key)),
         }
@@ -436,6 +439,29 @@ impl Desk {
         Ok(Some(seen))
     }
 
+    fn held_by(&self, seen: &Seen, left: Duration) -> Attempt {
+        let record = seen.record.as_ref().ok();
+        let lasts = record.and_then(|lease| lease.ttl).unwrap_or(self.0.terms.ttl);
+        Attempt::Held(Box::new(HeldBy {
+            holder: record.map_or_else(
+                || "somebody whose record cannot be read".to_owned(),
+                |lease| lease.holder.clone(),
+            ),
+            token: record.and_then(|lease| lease.token),
+            left,
+            ask: record.and_then(|lease| lease.ask.clone()),
+            is_us: record.and_then(|lease| lease.place.as_ref()).is_some_and(|place| {
+                // The first processes of two containers have the same number.
+                host::here(BootTime::from_boot(Duration::ZERO)).is_some_and(|here| {
+                    place.process == here.process
+                        && place.boot_id == here.boot_id
+                        && place.pid_ns == here.pid_ns
+                })
+            }),
+            is_aged: seen.now.since(seen.modified) > lasts.saturating_add(lease::SLACK),
+        }))
+    }
+
     pub(crate) fn judge(&self, seen: &Seen) -> Judgement {
         let Shared { store, terms, .. } = &*self.0;
         let now = store.env().clock().boot();
@@ -541,25 +567,4 @@ impl Drop for Landing<'_> {
             }
         });
     }
-}
-
-fn held_by(seen: &Seen, left: Duration) -> Attempt {
-    let record = seen.record.as_ref().ok();
-    Attempt::Held(Box::new(HeldBy {
-        holder: record.map_or_else(
-            || "somebody whose record cannot be read".to_owned(),
-            |lease| lease.holder.clone(),
-        ),
-        token: record.and_then(|lease| lease.token),
-        left,
-        ask: record.and_then(|lease| lease.ask.clone()),
-        is_us: record.and_then(|lease| lease.place.as_ref()).is_some_and(|place| {
-            // The first processes of two containers have the same number.
-            host::here(BootTime::from_boot(Duration::ZERO)).is_some_and(|here| {
-                place.process == here.process
-                    && place.boot_id == here.boot_id
-                    && place.pid_ns == here.pid_ns
-            })
-        }),
-    }))
 }

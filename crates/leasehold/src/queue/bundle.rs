@@ -20,7 +20,7 @@ use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
 use super::claim::Tried;
-use super::push::bundle_of;
+use super::push::{Placed, bundle_of};
 use super::task::Acked;
 use super::{Queue, wrote};
 use crate::lease::Tenure;
@@ -276,7 +276,8 @@ impl Run {
         }
         let lease = tenure.lease();
         let mut results = self.state().results.clone();
-        if history.crashes > 0 || self.state().doubt {
+        // Or whoever has it now did, because we were stopped for long.
+        if history.crashes > 0 || self.state().doubt || tenure.check().is_err() {
             self.leave_out_those_that_left(&mut results).await?;
         }
         let receipt = Receipt {
@@ -400,10 +401,11 @@ impl Run {
         let key = queue.keys().part(&unit, Part::Lease)?;
         wrote(store.put(&key, body.into(), lease.durability(queue.durability())).await?)?;
         // Its bytes say which push it is, so whoever repeats this writes the same.
-        let write = Write::when(When::Absent, Proof::Bytes).durability(queue.durability());
         let key = queue.keys().part(&unit, Part::Work)?;
-        if wrote(store.put(&key, task.to_bytes().into(), write).await?)?.is_some() {
-            return Ok(());
+        let push = (task.incarnation.as_str(), task.pushed_at);
+        match queue.place(&unit, &key, task.to_bytes(), push, Proof::Bytes).await? {
+            Placed::There(_) | Placed::Over(_) => return Ok(()),
+            Placed::Taken => {}
         }
         // Somebody did this before us, or something else has its name.
         let there = store.get(&key).await?.map(|object| {

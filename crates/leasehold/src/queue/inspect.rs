@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use leasehold_protocol::cas::When;
 use leasehold_protocol::format::task::{self as format, DeadLetter, plain_text};
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::queue::{Claim, History, claim, is_outdated};
@@ -10,8 +9,9 @@ use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
 
-use super::{Queue, push, wrote};
-use crate::store::{Detail, List, Write};
+use super::push::{Placed, Recorded};
+use super::{Queue, push};
+use crate::store::{Detail, List};
 use crate::{Error, ErrorKind, Key, Result};
 
 /// How many tasks there are in each state. Tasks of bundles count one by one.
@@ -334,12 +334,18 @@ impl Queue {
             pushed_at: Some(store.now().await?),
             ..letter.task
         };
-        let key = self.keys().part(&Unit::Task(id.to_owned()), Part::Work)?;
+        let unit = Unit::Task(id.to_owned());
+        let key = self.keys().part(&unit, Part::Work)?;
         loop {
-            let write =
-                Write::when(When::Absent, Proof::Nonce(nonce)).durability(self.durability());
-            if wrote(store.put(&key, task.to_bytes().into(), write).await?)?.is_some() {
-                break;
+            let push = (task.incarnation.as_str(), task.pushed_at);
+            match self.place(&unit, &key, task.to_bytes(), push, Proof::Nonce(nonce)).await? {
+                Placed::There(_) | Placed::Over(Recorded::This) => break,
+                // Completed after all, by a later push.
+                Placed::Over(Recorded::Later) => {
+                    self.delete_work(&letter_key, &object.meta.version).await?;
+                    return Ok(false);
+                }
+                Placed::Taken => {}
             }
             // It stands there already: pushed again by somebody, or not yet removed by whoever
             // gave it up.

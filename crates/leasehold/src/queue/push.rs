@@ -4,9 +4,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use futures::future::BoxFuture;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::format::task::{Bundle, Json, Receipt, Task, bundle_task, text_payload};
 use leasehold_protocol::layout::queue::{Part, Unit};
+use leasehold_protocol::queue::gives_way;
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
@@ -142,6 +144,28 @@ pub(crate) enum Stored {
     Pending(Option<String>),
     /// It was done before.
     Completed,
+    /// It was there, and is done or given up by now.
+    Over,
+}
+
+/// What became of work that was to be put into its place.
+#[derive(Debug)]
+pub(crate) enum Placed {
+    /// It is there now.
+    There(Version),
+    /// Something else is.
+    Taken,
+    /// A record says that it need not be.
+    Over(Recorded),
+}
+
+/// What a push's record is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recorded {
+    /// The push itself: it was there, and is done or given up.
+    This,
+    /// One of the same name that came later, and is done: the record of this one may have given way to it.
+    Later,
 }
 
 /// Whether a pushed task was new.
@@ -233,7 +257,7 @@ impl Queue {
             outbox.not_pushing(&unit, &stored.incarnation).await?;
         }
         Ok(match outcome {
-            Stored::New(_) => {
+            Stored::New(_) | Stored::Over => {
                 Pushed { id, outcome: Outcome::New, incarnation: Some(nonce.to_string()) }
             }
             Stored::Pending(incarnation) => {
@@ -264,10 +288,13 @@ impl Queue {
         let unit = Unit::Task(task.id.clone());
         let is_pending = *key == self.keys().part(&unit, Part::Work)?;
         let mut met = false;
+        let push = (task.incarnation.as_str(), task.pushed_at);
         let version = loop {
-            let write = Write::when(When::Absent, proof).durability(self.durability());
-            if let Some(version) = wrote(store.put(key, task.to_bytes().into(), write).await?)? {
-                break version;
+            match self.place(&unit, key, task.to_bytes(), push, proof).await? {
+                Placed::There(version) => break version,
+                Placed::Over(Recorded::This) => return Ok(Stored::Over),
+                Placed::Over(Recorded::Later) => return Ok(Stored::Completed),
+                Placed::Taken => {}
             }
             // Done or given up, and whoever did that has yet to clean up: nobody does it once more.
             if is_pending
@@ -289,13 +316,75 @@ impl Queue {
             && let Ok(done) = Receipt::parse(&object.body)
         {
             self.delete_work(key, &version).await?;
-            // Our own, too: a write whose answer was lost is sent again if it is not there, and it is
-            // not there because it was done (FIELD.md row 21).
-            if !done.is_about(&task.incarnation) {
-                return Ok(Stored::Completed);
-            }
+            // Our own, too: what was under way for long may have landed after all (FIELD.md row 21).
+            return Ok(match done.is_about(&task.incarnation) {
+                true => Stored::Over,
+                false => Stored::Completed,
+            });
         }
         Ok(Stored::New(version))
+    }
+
+    /// Puts work where others find it. Where no answer came and it is not there, it may have been there, and
+    /// be done: so it is not sent again before a look for a record of that, and after it was sent again
+    /// there is another look. Of `push`, its incarnation and its time.
+    pub(crate) async fn place(
+        &self,
+        unit: &Unit,
+        key: &Key,
+        body: Vec<u8>,
+        push: (&str, Option<StoreTime>),
+        proof: Proof,
+    ) -> Result<Placed> {
+        // What the last look found, if there was one.
+        let looked = &Mutex::new(None);
+        let may_repeat = move || -> BoxFuture<'_, Result<bool>> {
+            Box::pin(async move {
+                let found = self.recorded(unit, push).await?;
+                *looked.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
+                Ok(found.is_none())
+            })
+        };
+        let write = Write::when(When::Absent, proof).durability(self.durability());
+        let put = self.store().put_unless_over(key, body.into(), write, &may_repeat).await?;
+        let looked = *looked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Some(recorded)) = looked {
+            return Ok(Placed::Over(recorded));
+        }
+        let Some(version) = wrote(put)? else { return Ok(Placed::Taken) };
+        if looked.is_some() {
+            // It is there, whatever comes of this: a failure is not one of the push.
+            match self.recorded(unit, push).await {
+                Ok(Some(recorded)) => {
+                    if let Err(error) = self.delete_work(key, &version).await {
+                        tracing::debug!(%error, "left for whoever meets it");
+                    }
+                    return Ok(Placed::Over(recorded));
+                }
+                Ok(None) => {}
+                Err(error) => tracing::debug!(%error, "nobody knows whether it is over"),
+            }
+        }
+        Ok(Placed::There(version))
+    }
+
+    /// Whether this push was done or given up, or one of its name that came after it was done. One that came
+    /// before is another: this one was accepted, and is done too.
+    pub(super) async fn recorded(
+        &self,
+        unit: &Unit,
+        (ours, at): (&str, Option<StoreTime>),
+    ) -> Result<Option<Recorded>> {
+        let receipt = self.receipt_of(unit).await?;
+        if receipt.as_ref().is_some_and(|receipt| receipt.is_about(ours)) {
+            return Ok(Some(Recorded::This));
+        }
+        let letter = self.dead_letter(&unit.name()).await?;
+        if letter.is_some_and(|letter| letter.task.incarnation == *ours) {
+            return Ok(Some(Recorded::This));
+        }
+        let later = receipt.is_some_and(|receipt| !gives_way(receipt.pushed_at, at));
+        Ok(later.then_some(Recorded::Later))
     }
 
     /// Whether this receipt still stands for its task. One that is past its time is removed: nobody
@@ -385,10 +474,12 @@ impl Queue {
             let how = (false, None);
             outbox.pushing(&unit, &bundle.incarnation, how, self.durability()).await?;
         }
-        let write = Write::when(When::Absent, Proof::Nonce(nonce)).durability(self.durability());
-        match wrote(store.put(&key, bundle.to_bytes().into(), write).await?)? {
-            Some(_) => Ok(names),
-            None => Err(Error::new(ErrorKind::Internal, "a fresh name was taken").at(&key)),
+        let push = (bundle.incarnation.as_str(), bundle.pushed_at);
+        match self.place(&unit, &key, bundle.to_bytes(), push, Proof::Nonce(nonce)).await? {
+            Placed::There(_) | Placed::Over(_) => Ok(names),
+            Placed::Taken => {
+                Err(Error::new(ErrorKind::Internal, "a fresh name was taken").at(&key))
+            }
         }
     }
 

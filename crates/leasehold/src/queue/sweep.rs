@@ -1,19 +1,19 @@
 //! Bringing scheduled tasks to the others, and cleaning up: every worker does a little.
 
 use futures::StreamExt as _;
-use leasehold_protocol::cas::When;
 use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
 use leasehold_protocol::lease::Judgement;
 use leasehold_protocol::mutant::{self, Mutant};
-use leasehold_protocol::queue::{gives_way, is_outdated};
+use leasehold_protocol::queue::is_outdated;
 use leasehold_protocol::settle::Proof;
 use leasehold_protocol::time::StoreTime;
 use serde::Serialize;
 
-use super::{Mode, Queue, wrote};
+use super::push::Placed;
+use super::{Mode, Queue};
 use crate::lease::Desk;
-use crate::store::{Delete, Detail, Entry, List, Page, Write};
+use crate::store::{Delete, Detail, Entry, List, Page};
 use crate::{Key, Result};
 
 /// How many receipts are removed at a time.
@@ -82,22 +82,24 @@ impl Queue {
         let unit = Unit::Task(id.to_owned());
         let mut promoted = false;
         // Promoted before, done or given up, and not removed here: a record says so.
-        if !self.is_recorded(&unit, &task).await? {
+        let push = (task.incarnation.as_str(), task.pushed_at);
+        if self.recorded(&unit, push).await?.is_none() {
             let work = self.keys().part(&unit, Part::Work)?;
-            let create = || Write::when(When::Absent, Proof::Bytes).durability(self.durability());
-            let mut written = wrote(store.put(&work, task.to_bytes().into(), create()).await?)?;
+            let place = || self.place(&unit, &work, task.to_bytes(), push, Proof::Bytes);
+            let mut placed = place().await?;
             // Whatever is there already: it is this one, or one that was pushed with its name, or an earlier
             // one that is over, and whoever did that has yet to clean up.
-            if written.is_none() && self.is_over(&unit).await? {
-                written = wrote(store.put(&work, task.to_bytes().into(), create()).await?)?;
-            }
-            promoted = written.is_some();
-            // And after: others may have promoted it, done it and removed it in between.
-            if let Some(version) = written
-                && self.is_recorded(&unit, &task).await?
+            if let Placed::Taken = placed
+                && self.is_over(&unit).await?
             {
-                self.delete_work(&work, &version).await?;
-                promoted = false;
+                placed = place().await?;
+            }
+            if let Placed::There(version) = placed {
+                // And after: others may have promoted it, done it and removed it in between.
+                match self.recorded(&unit, push).await? {
+                    Some(_) => drop(self.delete_work(&work, &version).await?),
+                    None => promoted = true,
+                }
             }
         }
         if let (Some(outbox), false) = (self.outbox(), promoted) {
@@ -106,19 +108,6 @@ impl Queue {
         }
         self.delete_work(key, &object.meta.version).await?;
         Ok(promoted)
-    }
-
-    /// Whether this push was done or given up, or one of its name that came after it was done: the record of
-    /// this one may have given way to that. One that came before is another: this one was accepted, and is
-    /// done too.
-    async fn is_recorded(&self, unit: &Unit, task: &format::Task) -> Result<bool> {
-        let (ours, at) = (&task.incarnation, task.pushed_at);
-        let receipt = self.receipt_of(unit).await?;
-        if receipt.is_some_and(|it| it.is_about(ours) || !gives_way(it.pushed_at, at)) {
-            return Ok(true);
-        }
-        let letter = self.dead_letter(&unit.name()).await?;
-        Ok(letter.is_some_and(|letter| letter.task.incarnation == *ours))
     }
 
     /// Removes a lease whose task is gone: only after a look at the task, past its ttl, and in the

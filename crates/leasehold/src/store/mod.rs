@@ -134,7 +134,21 @@ impl Store {
     /// `Contended` and `Unknown` are what remains after all attempts.
     pub async fn put(&self, key: &Key, body: Bytes, write: Write) -> Result<Put> {
         self.may_write().await?;
-        self.driver().put(key, body, &write).await
+        self.driver().put(key, body, &write, None).await
+    }
+
+    /// The same for an object that means something even when it is gone again. `may_repeat` is asked before
+    /// it is sent again because no answer came and nothing is there: it may have been there meanwhile.
+    /// If not, it is [`Unknown::Overtaken`].
+    pub(crate) async fn put_unless_over<'a>(
+        &'a self,
+        key: &Key,
+        body: Bytes,
+        write: Write,
+        may_repeat: settle::MayRepeat<'a>,
+    ) -> Result<Put> {
+        self.may_write().await?;
+        self.driver().put(key, body, &write, Some(may_repeat)).await
     }
 
     /// Deletes an object in whatever state it is. One DELETE.

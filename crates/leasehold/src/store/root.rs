@@ -57,7 +57,7 @@ pub(super) async fn know(driver: Driver<'_>, make: bool) -> Result<Known> {
         let nonce = driver.env.nonce();
         let root = Root::new(limits, nonce);
         let write = Write::when(When::Absent, Proof::Nonce(nonce));
-        match driver.put(&key, root.to_bytes().into(), &write).await? {
+        match driver.put(&key, root.to_bytes().into(), &write, None).await? {
             Put::Stored(_) => return Ok(Known::of(root)),
             // Another node made it at the same moment: theirs counts.
             Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
@@ -128,7 +128,7 @@ pub(super) async fn record(
         }
         root = Root { nonce: nonce.to_string(), ..noted };
         let write = Write::when(when, Proof::Nonce(nonce));
-        match driver.put(&key, root.to_bytes().into(), &write).await? {
+        match driver.put(&key, root.to_bytes().into(), &write, None).await? {
             Put::Stored(_) => return Ok(true),
             Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {}
             Put::Unknown(unknown) => return Err(unknown.into_error().at(&key)),

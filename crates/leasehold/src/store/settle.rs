@@ -6,6 +6,7 @@
 //! our own bytes, or that the condition still holds, says more.
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use leasehold_protocol::backoff::full_jitter;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
@@ -17,6 +18,9 @@ use super::types::{Delete, Get, Put, Unknown, Write};
 use crate::env::Env;
 use crate::{Error, ErrorKind, Result, StoreSettings};
 
+/// Whether a write that was not answered, and is not there, may be sent again.
+pub(super) type MayRepeat<'a> = &'a (dyn Fn() -> BoxFuture<'a, Result<bool>> + Send + Sync);
+
 /// Sends requests to a backend as often as the settings allow.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Driver<'a> {
@@ -26,7 +30,13 @@ pub(super) struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    pub async fn put(&self, key: &Key, body: Bytes, write: &Write) -> Result<Put> {
+    pub async fn put(
+        &self,
+        key: &Key,
+        body: Bytes,
+        write: &Write,
+        may_repeat: Option<MayRepeat<'_>>,
+    ) -> Result<Put> {
         let mut attempts = Attempts::new(*self);
         let mut doubt = None;
         loop {
@@ -52,9 +62,11 @@ impl<'a> Driver<'a> {
                     return Ok(Put::Refused);
                 }
                 Ok(Put::Refused) => {}
-                Ok(Put::Contended) if attempts.pause().await => continue,
-                Ok(Put::Contended) if doubt.is_none() => return Ok(Put::Contended),
-                Ok(Put::Contended) => {}
+                Ok(Put::Contended) if doubt.is_none() => match attempts.pause().await {
+                    true => continue,
+                    false => return Ok(Put::Contended),
+                },
+                Ok(Put::Contended) => paused = attempts.pause().await,
                 Ok(Put::Unknown(unknown)) => {
                     doubt = Some(unknown.into_error());
                     paused = attempts.pause().await;
@@ -63,9 +75,14 @@ impl<'a> Driver<'a> {
                     }
                 }
                 // Not sent, for want of credentials perhaps: worth another attempt.
-                Err(error) if attempts.again(&error).await => continue,
-                Err(error) if doubt.is_none() => return Err(error),
-                Err(_) => attempts.give_up(),
+                Err(error) if doubt.is_none() => match attempts.again(&error).await {
+                    true => continue,
+                    false => return Err(error),
+                },
+                Err(error) => match attempts.again(&error).await {
+                    true => paused = true,
+                    false => attempts.give_up(),
+                },
             }
             // From here on there is doubt. The last attempt is looked for as well.
             // Boxed: hardly any write comes here, and all would carry it along.
@@ -78,7 +95,22 @@ impl<'a> Driver<'a> {
                     ));
                     return Ok(Put::Unknown(Unknown::Overtaken(error.at(key))));
                 }
-                (Some(Verdict::Open), _) if paused || attempts.pause().await => {}
+                (Some(Verdict::Open), Some(cause)) if paused || attempts.pause().await => {
+                    let Some(may_repeat) = may_repeat else { continue };
+                    match may_repeat().await {
+                        Ok(true) => {}
+                        Ok(false) => {
+                            let error = Error::unavailable(format!(
+                                "no answer ({cause}), and by now it is over"
+                            ));
+                            return Ok(Put::Unknown(Unknown::Overtaken(error.at(key))));
+                        }
+                        Err(error) => {
+                            let error = Error::unavailable(format!("{cause}; then: {error}"));
+                            return Ok(Put::Unknown(Unknown::NoAnswer(error)));
+                        }
+                    }
+                }
                 (_, doubt) => {
                     let cause = doubt.as_ref().map(ToString::to_string).unwrap_or_default();
                     let error = Error::unavailable(cause);

@@ -267,7 +267,13 @@ impl Replica {
             heartbeat: Duration::from_secs(10),
             ..LockSettings::of(self.local().kind())
         };
-        Lock::at(self.local(), key, &self.0.node, settings)?.acquire().await
+        let (lasts, lock) = (settings.ttl, Lock::at(self.local(), key, &self.0.node, settings)?);
+        match lock.try_acquire().await? {
+            Ok(guard) => Ok(guard),
+            // Most likely left by a power loss: that is seen by watching it.
+            Err(held) if held.is_aged => lock.acquire_timeout(lasts).await,
+            Err(_) => lock.acquire().await,
+        }
     }
 
     /// What the bucket's last answer said about the time.

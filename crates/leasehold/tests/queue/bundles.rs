@@ -418,6 +418,45 @@ async fn a_task_that_leaves_after_its_bundle_is_done_is_not_done_again() {
     }
 }
 
+/// A worker is stopped before its last task; its successor lets one leave that it has done, and that is
+/// done on its own. Woken up, it finishes the bundle, and does not record that one once more.
+#[tokio::test]
+async fn who_was_stopped_leaves_out_what_left_meanwhile() {
+    for place in everywhere("stopped-bundle") {
+        let queue = queue(&place).await;
+        let names = bundle(&queue, 2).await;
+        let stopped = queue.worker("stopped");
+        let first = next(&stopped).await;
+        let second = next(&stopped).await;
+        first.ack_text("first").await.unwrap();
+        // As its lease would look after a ttl without a heartbeat.
+        let lease = format!("queues/q/bundles/{}-2/lease.json", names[0].trim_end_matches(".0"));
+        let stale = r#"{"worker_id":"stopped","ttl_ms":1}"#;
+        let put = place.store.put(&key(&lease), stale.into(), leasehold::Write::any()).await;
+        assert!(matches!(put.unwrap(), leasehold::Put::Stored(_)));
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        let heir = Queue::open(&place.again(), "q").await.unwrap().unwrap();
+        let again = next(&heir.worker("heir")).await;
+        assert_eq!(again.id(), names[0], "{}", place.name);
+        again.nack("later", Some(Duration::ZERO)).await.unwrap();
+        // It has the rest of the bundle, and takes its time.
+        let other = heir.worker("other");
+        let mut own = next(&other).await;
+        let _rest = match own.id() == names[1] {
+            true => Some(std::mem::replace(&mut own, next(&other).await)),
+            false => None,
+        };
+        assert_eq!(own.id(), names[0], "{}", place.name);
+        assert_eq!(own.ack_text("own").await.unwrap(), leasehold::queue::Acked::First);
+        assert_eq!(second.ack_text("second").await.unwrap(), leasehold::queue::Acked::First);
+        let receipts = left(&place.store).await;
+        let receipt = receipts.iter().find(|key| key.ends_with("-2.json")).unwrap();
+        let receipt = place.store.get(&key(receipt)).await.unwrap().unwrap();
+        let receipt: serde_json::Value = serde_json::from_slice(&receipt.body).unwrap();
+        assert_eq!(receipt["results"], serde_json::json!([null, "second"]), "{}", place.name);
+    }
+}
+
 /// What left before the crash is not done again, and is found by a few lists.
 #[tokio::test]
 async fn who_goes_on_after_a_crash_asks_little() {

@@ -9,6 +9,7 @@ use leasehold::store::memory::Memory;
 use leasehold::{Put, Version, When, Write, env::Env};
 use leasehold_testkit::conformance::over;
 use leasehold_testkit::faulty::{Broken, Fault, Faulty};
+use leasehold_testkit::gate::{Gated, Verb};
 
 use super::*;
 
@@ -331,5 +332,42 @@ async fn row_21_a_task_that_comes_back_is_not_started_by_who_saw_it_completed() 
         let again = next(&other.worker("other")).await;
         assert_eq!(again.ack().await.unwrap(), Acked::Again, "{}", place.name);
         assert_eq!(left(&place.store).await, ["queues/q/completed/t.json"], "{}", place.name);
+    }
+}
+
+/// The answer to a push is lost, and the task is done, or given up, before the pusher looks for it. It is
+/// not sent again: that would be another task for a moment, which somebody may claim.
+#[tokio::test]
+async fn a_push_that_was_done_meanwhile_is_not_sent_again() {
+    for (what, part) in [("chosen", "task.json"), ("given", "task.json"), ("bundle", "tasks.jsonl")]
+    {
+        for fails in [false, true] {
+            let memory = Arc::new(Memory::new(Env::system()));
+            let settings = QueueSettings { max_attempts: 1, ..quick() };
+            let others = Queue::create(&over(memory.clone()), "q", settings).await.unwrap();
+            let gate = Arc::new(Gated::new(Arc::new(Faulty::writes(memory, [Fault::LostAnswer]))));
+            let queue = Queue::open(&over(gate.clone()), "q").await.unwrap().unwrap();
+            let mut looks = gate.stop(Verb::Get, part);
+            let push = tokio::spawn(async move {
+                match what {
+                    "chosen" => queue.push(NewTask::text("x").id("t")).await.map(|it| it.outcome),
+                    "given" => queue.push(NewTask::text("x")).await.map(|it| it.outcome),
+                    _ => queue.push_bundle(vec![NewTask::text("x")]).await.map(|_| Outcome::New),
+                }
+            });
+            looks.reached().await;
+            let worker = until_empty(&others, "w");
+            let task = next(&worker).await;
+            match fails {
+                true => task.fail("broken").await.unwrap(),
+                false => drop(task.ack().await.unwrap()),
+            }
+            assert!(worker.next().await.unwrap().is_none());
+            gate.panic(Verb::Put, part);
+            looks.go();
+            assert_eq!(push.await.unwrap().unwrap(), Outcome::New, "{what} {fails}");
+            let left = left(others.store()).await;
+            assert!(!left.iter().any(|key| key.contains("pending")), "{what} {fails}: {left:?}");
+        }
     }
 }

@@ -273,3 +273,50 @@ async fn a_node_whose_clock_is_hours_off_writes_the_buckets_times() {
         assert!(near(mine.pushed_at.unwrap()), "{hours}: {mine:?}");
     }
 }
+
+/// A sync tells of a push, the answer is lost, and strict workers do the task, or give it up, before the
+/// sync looks: it is not sent again, and it is over here, too.
+#[tokio::test]
+async fn a_push_that_was_done_while_it_was_told_is_not_sent_again() {
+    for (bundle, fails) in [(false, false), (false, true), (true, false), (true, true)] {
+        let bucket = Bucket::memory();
+        let queue = bucket.queue().await;
+        queue.update(|settings| settings.max_attempts = 1).await.unwrap();
+        let faulty = Arc::new(Faulty::writes(behind(&bucket.client()), []));
+        let gate = Arc::new(Gated::new(faulty.clone()));
+        let node = bucket.node_with("a", over(gate.clone())).await;
+        let part = match bundle {
+            true => {
+                node.queue.push_bundle(vec![NewTask::text("x")]).await.unwrap();
+                "tasks.jsonl"
+            }
+            false => {
+                node.queue.push(NewTask::text("x")).await.unwrap();
+                "task.json"
+            }
+        };
+        faulty.next_put_of(part, vec![Fault::LostAnswer], vec![]);
+        let mut looks = gate.stop(Verb::Get, part);
+        let replica = node.replica.clone();
+        let syncing = tokio::spawn(async move { replica.up("q").await.unwrap() });
+        looks.reached().await;
+        let strict = Queue::open(&bucket.client(), "q").await.unwrap().unwrap();
+        let task = next(&strict).await;
+        match fails {
+            true => task.fail("broken").await.unwrap(),
+            false => drop(task.ack_text("done").await.unwrap()),
+        }
+        gate.panic(Verb::Put, part);
+        looks.go();
+        let up = syncing.await.unwrap();
+        assert_eq!(up.pushed, 1, "{bundle} {fails}: {up:?}");
+        // What failed in a bundle left it: it has a dead letter, and the bundle a receipt.
+        let ends = keys(queue.store()).await;
+        assert_eq!(ends.len(), if bundle && fails { 2 } else { 1 }, "{ends:?}");
+        node.down().await;
+        assert!(drain(&node.queue).await.is_empty(), "{bundle} {fails}: done again");
+        let up = node.up().await;
+        assert_eq!(up.left, 0, "{bundle} {fails}: {up:?}");
+        assert_eq!(keys(queue.store()).await, ends, "{bundle} {fails}");
+    }
+}

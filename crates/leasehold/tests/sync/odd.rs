@@ -228,3 +228,18 @@ async fn nobody_is_turned_away_by_a_sync_of_its_own_node() {
     assert!(queue.settings().replica);
     guard.release().await.unwrap();
 }
+
+/// What a power loss leaves of a lock is an empty file: each sync is a process of its own, and none may wait
+/// for good.
+#[tokio::test]
+async fn an_old_empty_lock_does_not_stop_syncs() {
+    let bucket = Bucket::memory();
+    let queue = bucket.queue().await;
+    let node = bucket.node("a").await;
+    push(&node.queue, "t").await;
+    let lock = node.root.path().join("store/sync/sync.lock");
+    let file = std::fs::File::create(&lock).unwrap();
+    file.set_modified(std::time::SystemTime::now() - Duration::from_secs(3600)).unwrap();
+    assert_eq!(node.again(bucket.client()).await.up("q").await.unwrap().pushed, 1);
+    assert!(queue.find("t").await.unwrap().is_some());
+}

@@ -177,6 +177,12 @@ impl Index {
         // a wasted request each time.
         let tenure = match desk.attempt_again().await? {
             Attempt::Acquired(tenure) => tenure,
+            // Most likely left by a power loss, and nobody watches it for long enough to be sure. The lock
+            // saves work, no more.
+            Attempt::Held(held) if held.is_aged => {
+                tracing::info!(%shard, by = held.holder, "compacted in spite of an old lock");
+                return self.compact_unguarded(shard, &work, options, None).await;
+            }
             Attempt::Held(held) => {
                 return Ok(Compaction::new(shard, Outcome::Locked { by: held.holder }).into());
             }

@@ -10,7 +10,7 @@
 //!   flushed to disk before, and after a boot all tokens are above that mark. The mark is moved an
 //!   hour ahead at a time, so that costs one flush an hour.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::flush::flush_one;
 use super::stripe::STRIPES;
 use super::{Work, io_error};
 use crate::{Error, ErrorKind, Result};
@@ -153,9 +154,9 @@ fn write(private: &OwnedFd, record: &Record) -> Result<()> {
     if written != bytes.len() {
         return Err(failed(Errno::NOSPC));
     }
-    rustix::fs::fsync(&file).map_err(failed)?;
+    flush_one(&file).map_err(failed)?;
     rustix::fs::renameat(private, &temp, private, FILE).map_err(failed)?;
-    rustix::fs::fsync(private.as_fd()).map_err(failed)
+    flush_one(private).map_err(failed)
 }
 
 fn failed(error: Errno) -> Error {

@@ -255,6 +255,13 @@ pub(super) enum Folder<'a> {
     Below(Arc<OwnedFd>),
 }
 
+/// How folders are opened to reach what is in them.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// The same where there is no cheaper way.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(super) const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
 /// Folders right below the root that are kept open: opening one takes three times as long as looking
 /// whether it is still the same.
 ///
@@ -276,9 +283,8 @@ const KEPT: usize = 8;
 
 impl Folders {
     fn open(&self, root: &OwnedFd, name: &str) -> Result<Arc<OwnedFd>, Errno> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         if name.contains('/') {
-            return Ok(Arc::new(open_beneath(root, name, flags)?));
+            return Ok(Arc::new(open_beneath(root, name, FOLDER)?));
         }
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = kept.iter().position(|kept| kept.name == name) {
@@ -287,7 +293,7 @@ impl Folders {
             }
             kept.remove(at);
         }
-        let folder = Arc::new(open_beneath(root, name, flags)?);
+        let folder = Arc::new(open_beneath(root, name, FOLDER)?);
         let identity = identity(&folder)?;
         if kept.len() >= KEPT {
             kept.remove(0);

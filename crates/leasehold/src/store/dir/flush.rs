@@ -517,7 +517,19 @@ impl Anchored {
     }
 }
 
-fn flush_one(file: &OwnedFd) -> Result<(), Errno> {
+/// The content of a file that is as long as before.
+#[cfg(not(target_vendor = "apple"))]
+pub(super) fn flush_data(file: &OwnedFd) -> Result<(), Errno> {
+    rustix::fs::fdatasync(file)
+}
+
+/// The content of a file.
+#[cfg(target_vendor = "apple")]
+pub(super) fn flush_data(file: &OwnedFd) -> Result<(), Errno> {
+    flush_one(file)
+}
+
+pub(super) fn flush_one(file: &OwnedFd) -> Result<(), Errno> {
     // macOS' fsync leaves data in the drive's cache.
     #[cfg(target_vendor = "apple")]
     match rustix::fs::fcntl_fullfsync(file) {

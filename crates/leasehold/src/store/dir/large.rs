@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
-use rustix::fs::AtFlags;
+use leasehold_protocol::time::StoreTime;
+use rustix::fs::{AtFlags, Stat};
 use rustix::io::Errno;
 
 use super::discard::Doomed;
@@ -58,6 +59,7 @@ impl Dir {
     pub(super) fn slurp_file(&self, key: &Key) -> Option<(Stamp, Bytes)> {
         let absent = Some((Stamp::Absent, Bytes::new()));
         let Some(root) = self.0.root().ok()? else { return absent };
+        let before = self.0.env.clock().wall();
         let Some((file, stat)) = open(root, key).ok()? else { return absent };
         if stat.st_size as u64 > HASHED {
             return None;
@@ -65,17 +67,18 @@ impl Dir {
         self.0.meter.request(Class::Get, 0);
         let body = read_all(&file, &stat).ok()?;
         self.0.meter.received(body.len() as u64);
-        Some((self.0.stamp_from(&stat), body.into()))
+        Some((stamp(&stat, before), body.into()))
     }
 
     /// The file alone.
     pub(super) fn glance_at(&self, key: &Key) -> Option<(Stamp, Option<Box<dyn Source>>)> {
         let Some(root) = self.0.root().ok()? else { return Some((Stamp::Absent, None)) };
         self.0.meter.request(Class::Get, 0);
+        let before = self.0.env.clock().wall();
         let Some((file, stat)) = open(root, key).ok()? else { return Some((Stamp::Absent, None)) };
         let meta = self.0.meta(Version::new(""), &stat);
         let source = OpenFile { file, meta, shared: self.0.clone(), key: key.clone() };
-        Some((self.0.stamp_from(&stat), Some(Box::new(source))))
+        Some((stamp(&stat, before), Some(Box::new(source))))
     }
 
     pub(super) async fn put_large(
@@ -139,33 +142,32 @@ impl Dir {
             Err(_) => return None,
         };
         let path = path_of(name);
+        let before = self.0.env.clock().wall();
         let stat = match rustix::fs::statat(root, &*path, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT | Errno::NOTDIR) => return Some(Stamp::Absent),
             Err(_) => return None,
         };
-        Some(self.0.stamp_from(&stat))
+        Some(stamp(&stat, before))
     }
 }
 
-impl Shared {
-    /// What a look at a file or folder says.
-    pub(super) fn stamp_from(&self, stat: &rustix::fs::Stat) -> Stamp {
-        #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
-        let ids = [
-            stat.st_ino as i64,
-            stat.st_size as i64,
-            stat.st_mtime as i64,
-            stat.st_mtime_nsec as i64,
-            stat.st_ctime as i64,
-            stat.st_ctime_nsec as i64,
-        ];
-        // The change time cannot be set by anybody, and is never before the modification.
-        let changed = ids[4].saturating_mul(1_000_000).saturating_add(ids[5] / 1000);
-        let changed = changed.max(mtime(stat).as_micros());
-        let now = self.env.clock().wall().as_micros();
-        Stamp::Present { ids, settled: now.saturating_sub(changed) > SETTLED_MICROS }
-    }
+/// What a look at a file or folder says that began at this time: not later, or what changed meanwhile might
+/// seem to be long ago.
+pub(super) fn stamp(stat: &Stat, before: StoreTime) -> Stamp {
+    #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
+    let ids = [
+        stat.st_ino as i64,
+        stat.st_size as i64,
+        stat.st_mtime as i64,
+        stat.st_mtime_nsec as i64,
+        stat.st_ctime as i64,
+        stat.st_ctime_nsec as i64,
+    ];
+    // The change time cannot be set by anybody, and is never before the modification.
+    let changed = ids[4].saturating_mul(1_000_000).saturating_add(ids[5] / 1000);
+    let changed = changed.max(mtime(stat).as_micros());
+    Stamp::Present { ids, settled: before.as_micros().saturating_sub(changed) > SETTLED_MICROS }
 }
 
 #[derive(Debug)]

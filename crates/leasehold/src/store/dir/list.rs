@@ -347,7 +347,8 @@ pub fn peek(shared: &Shared, folder: &str, most: usize) -> Option<(Stamp, Vec<Ke
         return Some((Stamp::Absent, Vec::new()));
     };
     // Before it is read: what changes meanwhile shows the next time.
-    let stamp = shared.stamp_from(&dir.stat().ok()?);
+    let before = shared.env.clock().wall();
+    let stamp = super::large::stamp(&dir.stat().ok()?, before);
     let mut keys = Vec::new();
     while let Some(entry) = dir.read() {
         let entry = entry.ok()?;

@@ -72,7 +72,7 @@ impl Probe {
     pub async fn put_raw(&self, key: &Key, body: Bytes, when: When, proof: Proof) -> Result<Put> {
         lock(&self.written).insert(key.clone());
         let write = Write::when(when, proof).durability(Durability::Volatile);
-        self.timed("put", self.driver().put(key, body, &write)).await
+        self.timed("put", self.driver().put(key, body, &write, None)).await
     }
 
     pub async fn get(&self, key: &Key) -> Result<Option<Object>> {

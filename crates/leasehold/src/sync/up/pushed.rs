@@ -1,6 +1,5 @@
 //! What was pushed here.
 
-use leasehold_protocol::cas::When;
 use leasehold_protocol::format::outbox::{Entry, state_hash, unit_hash};
 use leasehold_protocol::format::task as format;
 use leasehold_protocol::layout::queue::{Part, Unit};
@@ -8,9 +7,7 @@ use leasehold_protocol::settle::Proof;
 use leasehold_protocol::sync::{self as decide, LocalLease, Missing};
 
 use super::{Up, View};
-use crate::queue::push::{Stored, bundle_of};
-use crate::queue::wrote;
-use crate::store::Write;
+use crate::queue::push::{Placed, Stored, bundle_of};
 use crate::sync::Pair;
 use crate::{Error, Result};
 
@@ -37,13 +34,10 @@ impl Pair<'_> {
         // This may have been there, and be over (FIELD.md row 15).
         let ours = view.local.work.clone().or(view.local.scheduled.clone());
         if (self.careful || left)
-            && let Some(ours) = ours.clone()
+            && let Some(ours) = &ours
+            && self.ended_there(unit, ours, view).await?
         {
-            let what = decide::missing(&ours, &self.ask(unit, &ours).await?);
-            if matches!(what, Missing::Done | Missing::Dead) {
-                self.end_here(unit, what, view).await?;
-                return Ok(false);
-            }
+            return Ok(false);
         }
         let keys = self.there.keys();
         let receipt = keys.receipt(unit)?;
@@ -89,11 +83,14 @@ impl Pair<'_> {
                 let Some((body, _)) = &view.work else { return Ok(true) };
                 let body = format::Bundle::copied(body, None)
                     .map_err(|error| Error::new(crate::ErrorKind::Data, error.to_string()))?;
-                let write = Write::when(When::Absent, Proof::Bytes);
-                let put =
-                    self.bucket().put(&keys.part(unit, Part::Work)?, body.into(), write).await?;
-                // Its name is fresh: whatever stands there is this one.
-                wrote(put)?.map(Stored::New)
+                let key = keys.part(unit, Part::Work)?;
+                let push = (ours.as_deref().unwrap_or_default(), None);
+                match self.there.place(unit, &key, body, push, Proof::Bytes).await? {
+                    Placed::There(version) => Some(Stored::New(version)),
+                    Placed::Over(_) => Some(Stored::Over),
+                    // Its name is fresh: whatever stands there is this one.
+                    Placed::Taken => None,
+                }
             }
         };
         match stored {
@@ -109,6 +106,16 @@ impl Pair<'_> {
                 }
             }
             None => {}
+            Some(Stored::Over) => {
+                // The bucket has had it.
+                (entry.untold, entry.scheduled) = (false, None);
+                up.pushed += 1;
+                if let Some(ours) = ours
+                    && self.ended_there(unit, &ours, view).await?
+                {
+                    return Ok(false);
+                }
+            }
             Some(Stored::Pending(_)) => return Ok(false),
             Some(Stored::Completed) => {
                 if let Some(theirs) = self.there.receipt_of(unit).await? {
@@ -120,6 +127,16 @@ impl Pair<'_> {
         entry.untold = false;
         entry.scheduled = None;
         Ok(true)
+    }
+
+    /// Whether this push is done or given up in the bucket; then it is here, too.
+    async fn ended_there(&self, unit: &Unit, ours: &str, view: &mut View) -> Result<bool> {
+        let what = decide::missing(ours, &self.ask(unit, ours).await?);
+        let ended = matches!(what, Missing::Done | Missing::Dead);
+        if ended {
+            self.end_here(unit, what, view).await?;
+        }
+        Ok(ended)
     }
 
     /// Tells of what waits for its time beside a task of its name.

@@ -1,6 +1,6 @@
 //! Locks, and the claims of tasks, which are leases too.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::super::log::{Answer, Call};
 use super::history::Op;
@@ -101,29 +101,57 @@ fn claims(ops: &[Op<'_>]) -> Histories {
             _ => None,
         })
         .collect();
+    let rounds = rounds(ops);
     for op in ops {
-        let (task, what) = match (op.call, op.answer) {
+        let (task, token, what): (_, _, fn(u64) -> LockOp) = match (op.call, op.answer) {
             (Call::Claim, Some(Answer::Claimed { task, token, .. })) => {
-                (task, LockOp::Acquired(*token))
+                (task, token, LockOp::Acquired)
             }
-            (Call::Working { task, token }, Some(Answer::Done)) => (task, LockOp::Checked(*token)),
-            (Call::Nack { task, token }, Some(Answer::Done)) => (task, LockOp::Released(*token)),
+            (Call::Working { task, token }, Some(Answer::Done)) => (task, token, LockOp::Checked),
+            (Call::Nack { task, token }, Some(Answer::Done)) => (task, token, LockOp::Released),
             (
                 Call::Ack { task, token, .. }
                 | Call::Nack { task, token }
                 | Call::Fail { task, token },
                 answer,
             ) => match answer {
-                Some(_) => (task, LockOp::LostOnRelease(*token)),
-                None => (task, LockOp::OpenRelease(*token)),
+                Some(_) => (task, token, LockOp::LostOnRelease),
+                None => (task, token, LockOp::OpenRelease),
             },
             _ => continue,
         };
         if !is_of_bundle(task) && !retried.contains(task.as_str()) {
+            let round = rounds.get(&(op.life, task.as_str(), *token)).copied().unwrap_or(0);
+            let what = what(token + round * ROUND);
             tasks.entry(task.clone()).or_default().push(op.timed(what));
         }
     }
     tasks
+}
+
+/// More than any token.
+const ROUND: u64 = 1 << 56;
+
+/// How often the claimed task had come to an end by the time of the claim's answer, by whose claim it is: it was
+/// acked or given up, perhaps without an answer. Its lease goes with that. Where another push of its name,
+/// or a request that was under way for long, brings it back, who claims it begins with a new lease, and
+/// comes after all that were before; on a bucket its token may be lower within the second.
+fn rounds<'a>(ops: &[Op<'a>]) -> HashMap<(&'a str, &'a str, u64), u64> {
+    let mut ended: HashMap<&str, Vec<u64>> = HashMap::new();
+    for op in ops {
+        if let Call::Ack { task, .. } | Call::Fail { task, .. } = op.call {
+            ended.entry(task).or_default().push(op.end.unwrap_or(op.begin));
+        }
+    }
+    let mut rounds = HashMap::new();
+    for op in ops {
+        if let (Some(Answer::Claimed { task, token, .. }), Some(at)) = (op.answer, op.end) {
+            let before = ended.get(task.as_str()).into_iter().flatten();
+            let round = before.filter(|end| **end < at).count() as u64;
+            rounds.insert((op.life, task.as_str(), *token), round);
+        }
+    }
+    rounds
 }
 
 /// By token.
@@ -178,7 +206,18 @@ fn exclusive(name: &str, tenures: &[Tenure], property: &mut Property) {
 
 fn rising(name: &str, tenures: &[Tenure], property: &mut Property) {
     property.checked += tenures.len() as u64;
+    let second = |tenure: &Tenure| tenure.token % ROUND / 1_000_000;
     for pair in tenures.windows(2) {
+        // Also from one round to the next.
+        if second(&pair[0]) > second(&pair[1]) {
+            property.broken.push(format!(
+                "{name}: {} got token {}, and {} the lower {} after it had ended",
+                pair[0].by,
+                pair[0].token % ROUND,
+                pair[1].by,
+                pair[1].token % ROUND
+            ));
+        }
         if pair[0].token == pair[1].token {
             property.broken.push(format!(
                 "{name}: {} and {} have the same token {}",

@@ -297,6 +297,35 @@ fn tasks_come_to_one_end() {
     assert_eq!(broken(lives(vec![("a", 1, 0, push(), pushed())])), NOTHING);
 }
 
+#[test]
+fn a_name_that_was_given_up_and_pushed_again_has_two_ends() {
+    let ended = |letter: &str| {
+        let another = Answer::Pushed { tasks: vec!["t".into()], incarnation: Some("j".into()) };
+        let history = vec![
+            ("a", 1, 2, push(), pushed()),
+            ("a", 3, 4, Call::Claim, claimed(5)),
+            ("a", 5, 0, Call::Fail { task: "t".into(), token: 5 }, GivenUp),
+            ("b", 7, 8, push(), another),
+            (
+                "b",
+                9,
+                10,
+                Call::Claim,
+                Answer::Claimed { task: "t".into(), token: 4, push: "j".into() },
+            ),
+            ("b", 11, 12, Call::Ack { task: "t".into(), token: 4, push: "j".into() }, First),
+        ];
+        let mut lives = lives(history);
+        let letter = Observed::DeadLetter { id: "t".into(), incarnation: letter.into() };
+        let receipt =
+            Observed::Receipt { id: "t".into(), incarnation: "j".into(), token: 4, results: None };
+        lives.push(seen(vec![receipt, letter]));
+        broken(lives)
+    };
+    assert_eq!(ended("i"), NOTHING);
+    assert_eq!(ended("j"), [KEPT]);
+}
+
 const KEPT: &str = "every pushed task has one receipt or one dead letter";
 const ONCE: &str = "no task is completed twice";
 
@@ -339,6 +368,35 @@ fn who_starts_what_it_saw_completed_is_found() {
     assert_eq!(worked(own, vec![receipt(5)]), NOTHING, "another push of it");
     let others = vec![("b", 8, 9, Call::Claim, claimed(6))];
     assert_eq!(worked(others, vec![receipt(5)]), NOTHING, "allowed, and counted");
+}
+
+#[test]
+fn a_task_that_came_back_begins_with_a_new_lease() {
+    let back = vec![("b", 5, 9, Call::Claim, claimed(3)), ("b", 10, 11, ack(3), Again)];
+    assert_eq!(worked(back, vec![receipt(5)]), NOTHING);
+    let second = 1_000_000;
+    let history = vec![
+        ("a", 1, 2, push(), pushed()),
+        ("a", 3, 4, Call::Claim, claimed(5 * second)),
+        ("a", 5, 6, ack(5 * second), First),
+        ("b", 7, 8, Call::Claim, claimed(4 * second)),
+    ];
+    let mut back = lives(history);
+    back.push(seen(vec![receipt(5 * second)]));
+    assert_eq!(broken(back), ["tokens strictly rise"]);
+    // Not before it was completed.
+    let early = vec![("b", 5, 6, Call::Claim, claimed(3)), ("b", 10, 11, ack(3), Again)];
+    let found = worked(early, vec![receipt(5)]);
+    assert!(found.contains(&"each task's claim is linearizable".to_owned()), "{found:?}");
+    // And not for two at a time.
+    let working = |token| Call::Working { task: "t".into(), token };
+    let two = vec![
+        ("b", 7, 8, Call::Claim, claimed(3)),
+        ("c", 9, 10, Call::Claim, claimed(4)),
+        ("b", 11, 12, working(3), Done),
+    ];
+    let found = worked(two, vec![receipt(5)]);
+    assert_eq!(found, ["each task's claim is linearizable", "one holder at a time, by token"]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{boot_hash, is_at, open_folder, segment_names, write_all};
 use crate::host;
+use crate::store::dir::flush::flush_data;
 
 const NAME: &str = "floor";
 const MAGIC: &[u8; 8] = b"LHFLOOR1";
@@ -162,7 +163,7 @@ impl Floor {
             let log = open_folder(root).map_err(NotRaised::Open)?;
             let Some(log) = log else { return Ok(()) };
             let file = self.prepare(root)?;
-            let high = || is_above(file, needed, |file| rustix::fs::fdatasync(file));
+            let high = || is_above(file, needed, flush_data);
             let lock = Lock::take_unless(file, patience, high)?;
             // The last to leave removed it before we had the lock.
             if !is_there(root, file) {
@@ -174,7 +175,7 @@ impl Floor {
                 let mut floors = Floors::from_file(file)?;
                 floors.raise(boot_hash(host::boot_id()), stamp);
                 write_all(file, &floors.to_bytes(), floors.turn % 2 * BLOCK)?;
-                rustix::fs::fdatasync(file)
+                flush_data(file)
             };
             let written = write().map_err(NotRaised::Failed);
             drop(lock);

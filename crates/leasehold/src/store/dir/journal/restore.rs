@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::env::Env;
 use crate::store::dir::files::{
-    self, FileId, file_type, id_of, make_folder, open_beneath, read_all, remove_empty,
+    self, FOLDER, FileId, file_type, id_of, make_folder, open_beneath, read_all, remove_empty,
 };
 use crate::store::dir::names::{PRIVATE, path_of};
 
@@ -160,8 +160,7 @@ impl Restore<'_> {
 /// The folder that something stands in and its name there, without following symbolic links.
 fn beneath<'a>(root: &OwnedFd, path: &'a str) -> Result<(OwnedFd, &'a str), Errno> {
     let (folder, name) = path.rsplit_once('/').unwrap_or((".", path));
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok((open_beneath(root, folder, flags)?, name))
+    Ok((open_beneath(root, folder, FOLDER)?, name))
 }
 
 /// Whether the file has this content.

@@ -10,6 +10,7 @@ use super::{FULL, boot_hash, folder, is_at, open_folder, write_all};
 use crate::env::BootTime;
 use crate::host;
 use crate::store::dir::files::make_folder;
+use crate::store::dir::flush::flush_data;
 use crate::store::dir::names::PRIVATE;
 
 /// A segment grows by this much: within what it has, a flush writes nothing but the records.
@@ -79,7 +80,7 @@ impl Segment {
     }
 
     pub fn flush(&self) -> Result<(), Errno> {
-        rustix::fs::fdatasync(&self.file)
+        flush_data(&self.file)
     }
 
     /// Whether it still stands where recovery would look for it.
