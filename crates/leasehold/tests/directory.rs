@@ -394,6 +394,53 @@ async fn long_segments_are_listed_in_order() {
     assert_eq!(names(&store, "long/").await, Vec::<String>::new());
 }
 
+/// A folder of more names than are kept of one reading is listed in order all the same, each name
+/// once, folders and long segments among them; and what has no business there is counted once.
+#[tokio::test]
+async fn large_folders_are_listed_in_order() {
+    let scene = Scene::new();
+    let store = scene.store();
+    put(&store, "many/first", "x").await.map(drop).unwrap();
+    let folder = scene.dir().join("many");
+    let stem = "s".repeat(300);
+    let mut all = vec!["many/first".to_owned()];
+    for n in 0..30_000_u32 {
+        let name = format!("{:08x}", n.wrapping_mul(2_654_435_761));
+        match n % 5_000 {
+            0 => {
+                for name in [format!("{name}/below"), format!("{name}{stem}")] {
+                    put(&store, &format!("many/{name}"), "x").await.map(drop).unwrap();
+                    all.push(format!("many/{name}"));
+                }
+            }
+            _ => {
+                std::fs::write(folder.join(&name), "").unwrap();
+                all.push(format!("many/{name}"));
+            }
+        }
+    }
+    std::os::unix::fs::symlink("first", folder.join("link")).unwrap();
+    all.sort();
+    let listed = store.list(List::prefix("many/").unwrap()).collect().await.unwrap();
+    let keys: Vec<&str> = listed.entries.iter().map(|entry| entry.key.as_str()).collect();
+    assert!(keys == all, "{} names instead of {}", keys.len(), all.len());
+    assert_eq!(listed.unnamed, 1);
+    let after = List::prefix("many/").unwrap().start_after(&all[100]);
+    let rest = store.list(after).collect().await.unwrap().entries;
+    assert!(rest.iter().map(|entry| entry.key.as_str()).eq(all[101..].iter()));
+    let shown = |name: &String| match name.split_once("/below") {
+        Some((folder, _)) => format!("{folder}/"),
+        None => name.clone(),
+    };
+    let folded = store.list(List::prefix("many/").unwrap().delimited()).collect().await.unwrap();
+    let mut folded: Vec<String> =
+        folded.entries.iter().map(|entry| entry.key.to_string()).chain(folded.prefixes).collect();
+    folded.sort();
+    let mut wanted: Vec<String> = all.iter().map(shown).collect();
+    wanted.sort();
+    assert!(folded == wanted);
+}
+
 /// A segment cut into folders leaves no tail that means something else.
 #[tokio::test]
 async fn long_segments_with_odd_tails_are_objects_like_any_other() {

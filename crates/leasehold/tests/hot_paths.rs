@@ -353,6 +353,27 @@ fn compactions_of_many_shards_have_a_limit_together() {
     assert!(peaks.iter().all(|peak| *peak <= 32.0), "{peaks:.1?} MiB");
 }
 
+/// However many names a folder has, the first of them in order do not take the memory of all.
+#[test]
+fn the_first_of_many_names_have_a_limit() {
+    let (_turn, runtime) = alone();
+    let (folder, store) = directory();
+    let many = folder.path().join("store/many");
+    std::fs::create_dir_all(&many).unwrap();
+    for n in 0..60_000_u32 {
+        // 9 MiB of names.
+        let name = format!("{:08x}{}", n.wrapping_mul(2_654_435_761), "n".repeat(152));
+        std::fs::write(many.join(name), "").unwrap();
+    }
+    let before = LIVE.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let list = List::prefix("many/").unwrap().limit(1500);
+    let listed = runtime.block_on(store.list(list).collect()).unwrap().entries.len();
+    let peak = (PEAK.load(Relaxed) - before) as f64 / f64::from(1 << 20);
+    println!("{peak:.1} MiB at most");
+    assert!(listed == 1500 && peak <= 12.0, "{peak:.1} MiB");
+}
+
 /// However much of an inbox comes before one row of its shard.
 #[test]
 fn an_inbox_before_one_row_has_a_limit() {

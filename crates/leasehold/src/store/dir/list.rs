@@ -1,8 +1,8 @@
 //! Lists a directory store in key order, page by page.
 //!
-//! Memory is bounded by the names of the folders on the way down to the current key. Within a
-//! folder, names are sorted as far as pages were asked for, so the first page of a million entries
-//! costs reading their names once and sorting a few thousand of them; unordered, it costs a page.
+//! Memory is bounded, however many names a folder has: in order, the [smallest](Smallest) of them are
+//! kept, and the folder is read again for those behind. So the first page of a million entries costs
+//! reading their names once and sorting a few thousand of them; unordered, it costs a page.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::names::{Name, is_usual, path_of, read_name};
+use super::smallest::{self, Smallest};
 use super::{Shared, file_meta, io_error, mtime, open_beneath};
 use crate::store::backend::Lister;
 use crate::store::large::Stamp;
@@ -90,7 +91,7 @@ impl Walk {
                 self.state = State::Done;
                 break;
             };
-            let next = folder.next(self.list.page)?;
+            let next = folder.next(root, shared, &self.list)?;
             page.unnamed += std::mem::take(&mut folder.unnamed);
             let Some((name, is_folder)) = next else {
                 self.stack.pop();
@@ -152,7 +153,7 @@ impl Walk {
         let mut open = vec![key.to_owned()];
         while let Some(key) = open.pop() {
             let Some(mut folder) = Folder::open(root, shared, key, &list)? else { continue };
-            while let Some((name, is_folder)) = folder.next(1)? {
+            while let Some((name, is_folder)) = folder.next(root, shared, &list)? {
                 if !is_folder {
                     return Ok(true);
                 }
@@ -173,10 +174,9 @@ struct Folder {
 }
 
 enum Names {
-    /// In order: all names in one buffer, sorted up to `sorted`.
-    Sorted { text: String, spans: Vec<(u32, u32)>, sorted: usize, next: usize },
+    Sorted(Smallest),
     /// As they come: folders still to be read, and the long-segment beginning that each stands for.
-    Streamed { open: Vec<(String, Dir)>, key: String, list: Box<List> },
+    Streamed(Vec<(String, Dir)>),
 }
 
 impl Folder {
@@ -184,70 +184,86 @@ impl Folder {
         let Some(dir) = open_dir(root, &path_of(key.trim_end_matches('/')))? else {
             return Ok(None);
         };
-        if !list.ordered {
-            let open = vec![(String::new(), dir)];
-            let names = Names::Streamed { open, key: key.clone(), list: Box::new(list.clone()) };
-            return Ok(Some(Self { key, names, unnamed: 0 }));
-        }
-        let mut text = String::new();
-        let mut spans = Vec::new();
-        let (mut open, mut unnamed) = (vec![(String::new(), dir)], 0);
-        // On some file systems a file that is replaced while its folder is read can be passed over.
-        // There the folder is read until it held still, and names that came twice are shown once.
-        for _ in 0..4 {
-            let before = shared.changes_of(root, &key)?;
-            unnamed = 0;
-            while let Some(name) = next_name(&mut open, &key, list, &mut unnamed)? {
-                let start = text.len();
-                text.push_str(&name);
-                if text.len() > u32::MAX as usize {
-                    return Err(Error::invalid(format!("{key}: too many names in one directory")));
-                }
-                spans.push((start as u32, text.len() as u32));
-            }
-            if before.is_none() || shared.changes_of(root, &key)? == before {
-                break;
-            }
-            match open_dir(root, &path_of(key.trim_end_matches('/')))? {
-                Some(dir) => open.push((String::new(), dir)),
-                None => break,
-            }
-        }
-        let names = Names::Sorted { text, spans, sorted: 0, next: 0 };
+        let (open, mut unnamed) = (vec![(String::new(), dir)], 0);
+        let names = if list.ordered {
+            let mut names = Smallest::new(smallest::AT_FIRST);
+            read_all(root, shared, &key, list, open, |name| names.push(name), &mut unnamed)?;
+            Names::Sorted(names)
+        } else {
+            Names::Streamed(open)
+        };
         Ok(Some(Self { key, names, unnamed }))
     }
 
     /// The next name and whether it is a folder's.
-    fn next(&mut self, chunk: usize) -> Result<Option<(String, bool)>> {
+    fn next(
+        &mut self,
+        root: &OwnedFd,
+        shared: &Shared,
+        list: &List,
+    ) -> Result<Option<(String, bool)>> {
         let name = match &mut self.names {
-            Names::Streamed { open, key, list } => next_name(open, key, list, &mut self.unnamed)?,
-            Names::Sorted { text, spans, sorted, next } => {
-                let of = |span: &(u32, u32)| &text[span.0 as usize..span.1 as usize];
-                if next == sorted && *sorted < spans.len() {
-                    // Put the next chunk's worth of smallest names in front, in order. Chunks grow,
-                    // so listing everything costs little more than one sort.
-                    let rest = &mut spans[*sorted..];
-                    let chunk = chunk.max(4096).max(*sorted).min(rest.len());
-                    if chunk < rest.len() {
-                        rest.select_nth_unstable_by(chunk, |a, b| of(a).cmp(of(b)));
-                    }
-                    rest[..chunk].sort_unstable_by(|a, b| of(a).cmp(of(b)));
-                    *sorted += chunk;
-                }
-                let name = spans.get(*next).map(|span| of(span).to_owned());
-                *next += 1;
-                let twice = |span: &(u32, u32)| Some(of(span)) == name.as_deref();
-                while *next < *sorted && spans.get(*next).is_some_and(twice) {
-                    *next += 1;
-                }
-                name
-            }
+            Names::Streamed(open) => next_name(open, &self.key, list, &mut self.unnamed)?,
+            Names::Sorted(names) => match names.next() {
+                Some(name) => Some(name.to_owned()),
+                None => self.read_on(root, shared, list)?,
+            },
         };
         Ok(name.map(|name| {
             let is_folder = name.ends_with('/');
             (name, is_folder)
         }))
     }
+
+    /// The first name behind those that were kept of the last reading.
+    fn read_on(&mut self, root: &OwnedFd, shared: &Shared, list: &List) -> Result<Option<String>> {
+        let Names::Sorted(names) = &mut self.names else { return Ok(None) };
+        let Some(last) = names.last().filter(|_| names.was_cut()).map(str::to_owned) else {
+            return Ok(None);
+        };
+        let Some(dir) = open_dir(root, &path_of(self.key.trim_end_matches('/')))? else {
+            return Ok(None);
+        };
+        let mut more = names.larger();
+        let take = |name: &str| {
+            if name > last.as_str() {
+                more.push(name);
+            }
+        };
+        // What has no business there was counted the first time.
+        read_all(root, shared, &self.key, list, vec![(String::new(), dir)], take, &mut 0)?;
+        *names = more;
+        Ok(names.next().map(str::to_owned))
+    }
+}
+
+/// Reads a folder to its end.
+fn read_all(
+    root: &OwnedFd,
+    shared: &Shared,
+    key: &str,
+    list: &List,
+    mut open: Vec<(String, Dir)>,
+    mut take: impl FnMut(&str),
+    unnamed: &mut u64,
+) -> Result<()> {
+    // On some file systems a file that is replaced while its folder is read can be passed over.
+    // There the folder is read until it held still, and names that came twice are shown once.
+    for _ in 0..4 {
+        let before = shared.changes_of(root, key)?;
+        *unnamed = 0;
+        while let Some(name) = next_name(&mut open, key, list, unnamed)? {
+            take(&name);
+        }
+        if before.is_none() || shared.changes_of(root, key)? == before {
+            break;
+        }
+        match open_dir(root, &path_of(key.trim_end_matches('/')))? {
+            Some(dir) => open.push((String::new(), dir)),
+            None => break,
+        }
+    }
+    Ok(())
 }
 
 /// The next name that the listing may include, in the order of the file system. Folders that hold

@@ -22,6 +22,7 @@ mod list;
 mod names;
 mod netfs;
 mod noted;
+mod smallest;
 mod staged;
 mod stripe;
 mod temp;
