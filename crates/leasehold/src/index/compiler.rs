@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::compact::{Compaction, Done, Outcome, Work};
-use super::convoy::{CROWD, Place};
+use super::convoy::{Place, most_waiting};
 use super::{Index, IndexSettings};
 use crate::env::BootTime;
 use crate::store::{Detail, Kind, List};
@@ -231,7 +231,10 @@ impl Index {
         let mut running = JoinSet::new();
         // So many are at work, and others may wait to be published.
         let turns = Arc::new(Semaphore::new(options.parallel.clamp(1, Semaphore::MAX_PERMITS)));
-        let most = options.parallel.max(1).saturating_add(CROWD);
+        let few = options.parallel.max(1).saturating_add(UNSWEPT_SHARDS);
+        let many = options.parallel.max(1).saturating_add(most_waiting());
+        // Those that will wait to be swept as well are fewer: nobody else can have their shards until then.
+        let most = |work: &(Shard, Work)| if work.1.is_swept_later() { few } else { many };
         // What is published, and not yet swept, and since when.
         let (mut unswept, mut names): (Vec<Done>, usize) = (Vec::new(), 0);
         let mut since = None;
@@ -243,8 +246,7 @@ impl Index {
                 && interrupted.is_none()
                 && !stop.is_cancelled();
             while may_begin
-                && running.len() + unswept.len() < most
-                && work.peek().is_some()
+                && work.peek().is_some_and(|next| running.len() + unswept.len() < most(next))
                 && let Ok(turn) = turns.clone().try_acquire_owned()
                 && let Some((shard, mut work)) = work.next()
             {
@@ -265,7 +267,8 @@ impl Index {
                     (shard, Some(done))
                 });
             }
-            let more = may_begin && running.len() + unswept.len() < most && work.peek().is_some();
+            let more = may_begin
+                && work.peek().is_some_and(|next| running.len() + unswept.len() < most(next));
             let joined = tokio::select! {
                 biased;
                 () = self.overdue(since) => None,

@@ -29,13 +29,25 @@ use crate::store::{Put, Store, Unknown, Write};
 use crate::{Error, Result};
 
 /// A convoy of this many leaves, whoever else is on the way: the next one merges while it is flushed.
-pub(super) const CROWD: usize = 64;
+const CROWD: usize = 32;
+
+/// So many may wait to be published: while one convoy is flushed, others are merged faster than that. With
+/// fewer, everybody waits for the disk in the end.
+const WAITING: usize = 4 * CROWD;
 
 /// So does one with this many bytes to write: then there is more to flush than to commit.
 const LOAD: u64 = 16 << 20;
 
 /// How long the first waits for others, who may be at a shard that is a thousand times as large.
 const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How many may wait to be published. Each has a file open, so they have no more than a quarter of all that
+/// this process may have.
+pub(super) fn most_waiting() -> usize {
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let files = files.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+    WAITING.min(files / 4)
+}
 
 /// Compactions on their way to be published, in one process.
 #[derive(Debug, Default)]

@@ -121,6 +121,13 @@ pub(super) struct Work {
     pub later: bool,
 }
 
+impl Work {
+    /// Whether what was merged may be left to be deleted with others'.
+    pub fn is_swept_later(&self) -> bool {
+        self.pending.as_ref().is_none_or(|keys| keys.len() > FEW as usize)
+    }
+}
+
 /// A compaction, and what is left to do of it.
 #[derive(Debug)]
 pub(super) struct Done {

@@ -139,9 +139,13 @@ const ROUND: u64 = 1 << 56;
 fn rounds<'a>(ops: &[Op<'a>]) -> HashMap<(&'a str, &'a str, u64), u64> {
     let mut ended: HashMap<&str, Vec<u64>> = HashMap::new();
     for op in ops {
-        if let Call::Ack { task, .. } | Call::Fail { task, .. } = op.call {
-            ended.entry(task).or_default().push(op.end.unwrap_or(op.begin));
-        }
+        let task = match (op.call, op.answer) {
+            (Call::Ack { task, .. } | Call::Fail { task, .. }, _) => task,
+            // A nack of the last attempt gives it up.
+            (Call::Nack { task, .. }, None | Some(Answer::GivenUp)) => task,
+            _ => continue,
+        };
+        ended.entry(task).or_default().push(op.end.unwrap_or(op.begin));
     }
     let mut rounds = HashMap::new();
     for op in ops {

@@ -299,12 +299,12 @@ fn tasks_come_to_one_end() {
 
 #[test]
 fn a_name_that_was_given_up_and_pushed_again_has_two_ends() {
-    let ended = |letter: &str| {
+    let ended = |given_up: Call, letter: &str| {
         let another = Answer::Pushed { tasks: vec!["t".into()], incarnation: Some("j".into()) };
         let history = vec![
             ("a", 1, 2, push(), pushed()),
             ("a", 3, 4, Call::Claim, claimed(5)),
-            ("a", 5, 0, Call::Fail { task: "t".into(), token: 5 }, GivenUp),
+            ("a", 5, 6, given_up, GivenUp),
             ("b", 7, 8, push(), another),
             (
                 "b",
@@ -322,8 +322,11 @@ fn a_name_that_was_given_up_and_pushed_again_has_two_ends() {
         lives.push(seen(vec![receipt, letter]));
         broken(lives)
     };
-    assert_eq!(ended("i"), NOTHING);
-    assert_eq!(ended("j"), [KEPT]);
+    let fail = || Call::Fail { task: "t".into(), token: 5 };
+    let nack = || Call::Nack { task: "t".into(), token: 5 };
+    assert_eq!(ended(fail(), "i"), NOTHING);
+    assert_eq!(ended(nack(), "i"), NOTHING);
+    assert_eq!(ended(fail(), "j"), [KEPT]);
 }
 
 const KEPT: &str = "every pushed task has one receipt or one dead letter";
