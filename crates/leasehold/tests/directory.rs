@@ -404,41 +404,43 @@ async fn large_folders_are_listed_in_order() {
     let folder = scene.dir().join("many");
     let stem = "s".repeat(300);
     let mut all = vec!["many/first".to_owned()];
-    for n in 0..30_000_u32 {
+    for n in 0..16_000_u32 {
         let name = format!("{:08x}", n.wrapping_mul(2_654_435_761));
-        match n % 5_000 {
+        match n % 4_000 {
             0 => {
                 for name in [format!("{name}/below"), format!("{name}{stem}")] {
                     put(&store, &format!("many/{name}"), "x").await.map(drop).unwrap();
                     all.push(format!("many/{name}"));
                 }
             }
-            _ => {
+            n if n % 2 == 0 => {
                 std::fs::write(folder.join(&name), "").unwrap();
                 all.push(format!("many/{name}"));
             }
+            // Stands among the names, and is not listed.
+            _ => std::fs::create_dir(folder.join(&name)).unwrap(),
         }
     }
     std::os::unix::fs::symlink("first", folder.join("link")).unwrap();
     all.sort();
-    let listed = store.list(List::prefix("many/").unwrap()).collect().await.unwrap();
-    let keys: Vec<&str> = listed.entries.iter().map(|entry| entry.key.as_str()).collect();
-    assert!(keys == all, "{} names instead of {}", keys.len(), all.len());
-    assert_eq!(listed.unnamed, 1);
-    let after = List::prefix("many/").unwrap().start_after(&all[100]);
-    let rest = store.list(after).collect().await.unwrap().entries;
-    assert!(rest.iter().map(|entry| entry.key.as_str()).eq(all[101..].iter()));
-    let shown = |name: &String| match name.split_once("/below") {
-        Some((folder, _)) => format!("{folder}/"),
-        None => name.clone(),
+    let list = || List::prefix("many/").unwrap();
+    let listed = async |list: List| {
+        let page = store.list(list).collect().await.unwrap();
+        let keys: Vec<String> = page.entries.iter().map(|entry| entry.key.to_string()).collect();
+        (keys, page.prefixes, page.unnamed)
     };
-    let folded = store.list(List::prefix("many/").unwrap().delimited()).collect().await.unwrap();
-    let mut folded: Vec<String> =
-        folded.entries.iter().map(|entry| entry.key.to_string()).chain(folded.prefixes).collect();
-    folded.sort();
-    let mut wanted: Vec<String> = all.iter().map(shown).collect();
-    wanted.sort();
-    assert!(folded == wanted);
+    let (keys, _, unnamed) = listed(list()).await;
+    assert!(keys == all && unnamed == 1, "{} of {}, {unnamed}", keys.len(), all.len());
+    // As many names as are wanted are kept at first, and every other one is a folder.
+    let (keys, _, unnamed) = listed(list().limit(7_000)).await;
+    assert!(keys == all[..7_000] && unnamed == 1, "{} of 7,000, {unnamed}", keys.len());
+    let (keys, _, _) = listed(list().limit(7_000).start_after(&all[100])).await;
+    assert!(keys == all[101..7_101], "{} of 7,000", keys.len());
+    let (mut keys, prefixes, _) = listed(list().limit(7_000).delimited()).await;
+    let folders = prefixes.len();
+    keys.extend(prefixes.into_iter().map(|prefix| format!("{prefix}below")));
+    keys.sort();
+    assert!(keys == all[..7_000] && folders > 1, "{} of 7,000, {folders} folders", keys.len());
 }
 
 /// A segment cut into folders leaves no tail that means something else.

@@ -371,7 +371,7 @@ fn the_first_of_many_names_have_a_limit() {
     let listed = runtime.block_on(store.list(list).collect()).unwrap().entries.len();
     let peak = (PEAK.load(Relaxed) - before) as f64 / f64::from(1 << 20);
     println!("{peak:.1} MiB at most");
-    assert!(listed == 1500 && peak <= 12.0, "{peak:.1} MiB");
+    assert!(listed == 1500 && peak <= 4.0, "{peak:.1} MiB");
 }
 
 /// However much of an inbox comes before one row of its shard.

@@ -231,8 +231,8 @@ impl Index {
         let mut running = JoinSet::new();
         // So many are at work, and others may wait to be published.
         let turns = Arc::new(Semaphore::new(options.parallel.clamp(1, Semaphore::MAX_PERMITS)));
-        let few = options.parallel.max(1).saturating_add(UNSWEPT_SHARDS);
         let many = options.parallel.max(1).saturating_add(most_waiting());
+        let few = many.min(options.parallel.max(1).saturating_add(UNSWEPT_SHARDS));
         // Those that will wait to be swept as well are fewer: nobody else can have their shards until then.
         let most = |work: &(Shard, Work)| if work.1.is_swept_later() { few } else { many };
         // What is published, and not yet swept, and since when.

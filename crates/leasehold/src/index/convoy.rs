@@ -57,6 +57,8 @@ pub(super) struct Convoy(Mutex<State>);
 struct State {
     /// How many have joined and have yet to depart.
     coming: usize,
+    /// How many convoys have left.
+    left: u64,
     waiting: Vec<Waiting>,
     /// What they have to write, and what they have of the memory that all share.
     load: Load,
@@ -99,6 +101,7 @@ impl State {
 
     fn go(&mut self) {
         self.load = Load::default();
+        self.left += 1;
         let mut cargo = Vec::new();
         for waiting in self.waiting.drain(..) {
             match waiting {
@@ -154,6 +157,11 @@ impl Place {
         *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = Some(turn);
     }
 
+    /// Keeps its permit when it departs: until what this returns is dropped.
+    pub fn keep_turn(&self) -> Option<OwnedSemaphorePermit> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Is not waited for, until [`Place::rejoin`]: whoever waits for something that the others hold would
     /// keep them waiting for ever.
     pub fn leave(&self) {
@@ -181,8 +189,8 @@ impl Place {
     /// Returns when the convoy leaves.
     pub async fn depart(&self, load: Load, env: &Env) {
         let (tell, told) = oneshot::channel();
-        self.wait_in(Waiting::Alone(tell), load);
-        let _ = self.patiently(told, env).await;
+        let before = self.wait_in(Waiting::Alone(tell), load);
+        let _ = self.patiently(told, before, env).await;
     }
 
     /// Is published with the convoy.
@@ -196,14 +204,16 @@ impl Place {
         let (tell, told) = oneshot::channel();
         let (load, store) = (Load { bytes: staged.len(), kept }, store.clone());
         let env = store.env().clone();
-        self.wait_in(Waiting::Cargo(Box::new(Cargo { store, staged, write, tell })), load);
-        self.patiently(told, &env).await.unwrap_or_else(|| {
+        let cargo = Box::new(Cargo { store, staged, write, tell });
+        let before = self.wait_in(Waiting::Cargo(cargo), load);
+        self.patiently(told, before, &env).await.unwrap_or_else(|| {
             let error = Error::unavailable("publishing was interrupted");
             Ok(Put::Unknown(Unknown::NoAnswer(error)))
         })
     }
 
-    fn wait_in(&self, waiting: Waiting, load: Load) {
+    /// Returns how many convoys left before the one that it waits in.
+    fn wait_in(&self, waiting: Waiting, load: Load) -> u64 {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut state = self.convoy.state();
         if self.coming.swap(false, SeqCst) {
@@ -213,15 +223,28 @@ impl Place {
         let Load { bytes, kept } = &mut state.load;
         *bytes = bytes.saturating_add(load.bytes);
         *kept = kept.saturating_add(load.kept);
+        let before = state.left;
         state.go_if_ready(self.memory);
         drop((state, turn));
+        before
     }
 
-    async fn patiently<T>(&self, mut told: oneshot::Receiver<T>, env: &Env) -> Option<T> {
+    async fn patiently<T>(
+        &self,
+        mut told: oneshot::Receiver<T>,
+        before: u64,
+        env: &Env,
+    ) -> Option<T> {
         tokio::select! {
             biased;
             answer = &mut told => return answer.ok(),
-            () = env.clock().sleep(PATIENCE) => self.convoy.state().go(),
+            () = env.clock().sleep(PATIENCE) => {
+                let mut state = self.convoy.state();
+                // Else it is on its way, and those who gather now are none of its business.
+                if state.left == before {
+                    state.go();
+                }
+            }
         }
         told.await.ok()
     }
@@ -312,6 +335,24 @@ mod tests {
         depart(convoy.join(1 << 20)).await.unwrap();
         assert_eq!(convoy.state().coming, 1);
         drop(slow);
+    }
+
+    /// Whoever waits for its own convoy to be flushed does not send off the next one.
+    #[tokio::test]
+    async fn who_is_under_way_sends_nobody_off() {
+        let convoy = Arc::new(Convoy::default());
+        let (one, other) = (convoy.join(1 << 20), convoy.join(1 << 20));
+        let (slow, _answer) = oneshot::channel::<()>();
+        let before = one.wait_in(Waiting::Alone(oneshot::channel().0), Load::default());
+        convoy.state().go();
+        let later = convoy.join(1 << 20);
+        later.wait_in(Waiting::Alone(slow), Load::default());
+        let env = Env::system();
+        let (_never, told) = oneshot::channel::<()>();
+        let waited = tokio::time::timeout(2 * PATIENCE, one.patiently(told, before, &env)).await;
+        assert!(waited.is_err() && convoy.state().waiting.len() == 1);
+        drop(other);
+        assert!(convoy.state().waiting.is_empty());
     }
 
     #[tokio::test]

@@ -176,7 +176,8 @@ impl Queue {
         let ttl = self.refresh().await?.ttl;
         let mut swept = Swept::default();
         for prefix in [self.keys().all_pending(), self.keys().bundles()] {
-            let mut listing = self.store().list(List::prefix(prefix)?.detail(Detail::Stat));
+            let list = List::prefix(prefix)?.detail(Detail::Stat).unordered();
+            let mut listing = self.store().list(list);
             while let Some(page) = listing.next_page().await? {
                 let Some(now) = page.now else { continue };
                 for entry in page.entries {
@@ -242,7 +243,7 @@ impl Queue {
 
     /// Removes all receipts that are past their time.
     async fn sweep_receipts(&self, swept: &mut Swept) -> Result<()> {
-        let list = List::prefix(self.keys().completed())?.detail(Detail::Version);
+        let list = List::prefix(self.keys().completed())?.detail(Detail::Version).unordered();
         let mut listing = self.store().list(list);
         while let Some(page) = listing.next_page().await? {
             self.forget_old(page, swept).await?;

@@ -370,6 +370,9 @@ impl Index {
         let kept = kept + plan.names;
         memory.keep(kept);
         let load = Load { bytes: len, kept: kept as u64 };
+        // Large ones are written one after the other: meanwhile no others are made that wait for that.
+        let large = matches!(body, Spooled::File(_));
+        let _turn = place.filter(|_| large).and_then(Place::keep_turn);
         if let (Some(place), Spooled::Memory(_) | Spooled::File(_)) = (place, &body) {
             place.depart(load, store.env()).await;
         }

@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_protocol::key::Key;
+use leasehold_protocol::key::{Key, MAX_KEY_BYTES};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::names::{Name, is_usual, path_of, read_name};
-use super::smallest::{self, Smallest};
+use super::smallest::Smallest;
 use super::{Shared, file_meta, io_error, mtime, open_beneath};
 use crate::store::backend::Lister;
 use crate::store::large::Stamp;
@@ -186,7 +186,7 @@ impl Folder {
         };
         let (open, mut unnamed) = (vec![(String::new(), dir)], 0);
         let names = if list.ordered {
-            let mut names = Smallest::new(smallest::AT_FIRST);
+            let mut names = Smallest::new(list.limit);
             read_all(root, shared, &key, list, open, |name| names.push(name), &mut unnamed)?;
             Names::Sorted(names)
         } else {
@@ -224,15 +224,15 @@ impl Folder {
         let Some(dir) = open_dir(root, &path_of(self.key.trim_end_matches('/')))? else {
             return Ok(None);
         };
-        let mut more = names.larger();
+        // Those that were used up make room first.
+        *names = names.larger();
         let take = |name: &str| {
             if name > last.as_str() {
-                more.push(name);
+                names.push(name);
             }
         };
         // What has no business there was counted the first time.
         read_all(root, shared, &self.key, list, vec![(String::new(), dir)], take, &mut 0)?;
-        *names = more;
         Ok(names.next().map(str::to_owned))
     }
 }
@@ -297,7 +297,9 @@ fn next_name(
             // Not formatted: there may be millions.
             (Name::Segment(name), FileType::RegularFile) => [start.as_str(), &name].concat(),
             (Name::Segment(name), FileType::Directory) => [start.as_str(), &name, "/"].concat(),
-            (Name::Continued(name), FileType::Directory) => {
+            (Name::Continued(name), FileType::Directory)
+                if key.len() + start.len() + name.len() <= MAX_KEY_BYTES =>
+            {
                 let start = format!("{start}{name}");
                 let below = dir
                     .fd()
@@ -318,6 +320,11 @@ fn next_name(
                 continue;
             }
         };
+        // Longer than any key.
+        if key.len() + name.len() > MAX_KEY_BYTES + 1 {
+            *unnamed += 1;
+            continue;
+        }
         // Whoever wants a whole folder wants every name in it.
         let all = list.start_after.is_none() && key.starts_with(&list.prefix);
         if all || may_include(list, &format!("{key}{name}")) {

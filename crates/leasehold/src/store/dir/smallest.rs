@@ -1,12 +1,14 @@
 //! The first names of a folder, in order, however many it has.
 //!
 //! A file system gives names in an order of its own, so all are read for the first page of a listing
-//! in order. Kept are only as many as are likely to be asked for; who wants more reads the folder again,
-//! for twice as many each time.
+//! in order. Kept are only as many as are wanted, or as many as memory should have; for more, the folder is
+//! read again.
 
-/// How many names are kept of the first reading.
-pub const AT_FIRST: usize = 16 * 1024;
-/// And of any later one: some 30 MiB of usual names.
+/// How many names are kept of the first reading, at least;
+const AT_LEAST: usize = 4 * 1024;
+/// at most, and where nobody says how many are wanted: some 12 MiB of usual names;
+const AT_FIRST: usize = 128 * 1024;
+/// and of any later one.
 const AT_MOST: usize = 256 * 1024;
 /// How many are put in order at a time, at least.
 const CHUNK: usize = 4096;
@@ -25,15 +27,20 @@ pub struct Smallest {
 }
 
 impl Smallest {
-    /// Keeps at least this many names, and at most half as many more.
-    pub fn new(keep: usize) -> Self {
-        let (keep, text, spans) = (keep.clamp(1, AT_MOST), String::new(), Vec::new());
-        Self { keep, text, spans, sorted: 0, next: 0, bound: None }
+    /// For the first reading, by one who wants this many names.
+    pub fn new(wanted: Option<usize>) -> Self {
+        Self::keeping(wanted.unwrap_or(AT_FIRST).clamp(AT_LEAST, AT_FIRST))
     }
 
     /// For a reading after this one was used up.
     pub fn larger(&self) -> Self {
-        Self::new(self.keep.saturating_mul(2))
+        Self::keeping((2 * self.keep).min(AT_MOST))
+    }
+
+    /// Keeps at least this many names, if there are as many, and at most half as many more.
+    fn keeping(keep: usize) -> Self {
+        let (text, spans) = (String::new(), Vec::new());
+        Self { keep, text, spans, sorted: 0, next: 0, bound: None }
     }
 
     /// Takes a name, unless there are enough smaller ones. Not after the first [`next`](Smallest::next).
@@ -52,9 +59,13 @@ impl Smallest {
     fn cut(&mut self) {
         let Self { keep, text, spans, .. } = self;
         let of = |span: &(u32, u32)| &text[span.0 as usize..span.1 as usize];
-        let (_, largest, _) = spans.select_nth_unstable_by(*keep - 1, |a, b| of(a).cmp(of(b)));
-        self.bound = Some(of(largest).to_owned());
-        spans.truncate(*keep);
+        // Where a folder is read until it holds still, each name comes several times.
+        spans.sort_unstable_by(|a, b| of(a).cmp(of(b)));
+        spans.dedup_by(|a, b| of(a) == of(b));
+        if spans.len() > *keep {
+            spans.truncate(*keep);
+            self.bound = spans.last().map(|largest| of(largest).to_owned());
+        }
         let mut kept = String::with_capacity(text.len());
         for span in spans {
             let start = kept.len() as u32;
@@ -115,7 +126,7 @@ mod tests {
     /// All names, by as many readings as it takes.
     fn read(names: &[String], keep: usize) -> (Vec<String>, usize) {
         let (mut all, mut readings) = (Vec::<String>::new(), 0);
-        let mut smallest = Smallest::new(keep);
+        let mut smallest = Smallest::keeping(keep);
         loop {
             readings += 1;
             let last = all.last().cloned();
@@ -139,7 +150,7 @@ mod tests {
             let names = names(many);
             let wanted: Vec<String> =
                 names.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect();
-            for keep in [1, 4, 1000, AT_FIRST, usize::MAX] {
+            for keep in [1, 4, 1000, AT_LEAST, AT_FIRST] {
                 assert_eq!(read(&names, keep).0, wanted, "{many} names, {keep} kept");
             }
         }
@@ -147,7 +158,9 @@ mod tests {
 
     #[test]
     fn what_fits_is_read_once_and_more_a_few_times() {
-        assert_eq!(read(&names(1000), AT_FIRST).1, 1);
+        assert_eq!(read(&names(1000), AT_LEAST).1, 1);
+        // However often they come.
+        assert_eq!(read(&names(1000), 1000).1, 1);
         let readings = read(&names(20_000), 100).1;
         assert!((2..=12).contains(&readings), "{readings} readings");
     }

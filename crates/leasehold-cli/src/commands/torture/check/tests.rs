@@ -299,12 +299,12 @@ fn tasks_come_to_one_end() {
 
 #[test]
 fn a_name_that_was_given_up_and_pushed_again_has_two_ends() {
-    let ended = |given_up: Call, letter: &str| {
+    let ended = |given_up: Call, end: u64, letter: &str| {
         let another = Answer::Pushed { tasks: vec!["t".into()], incarnation: Some("j".into()) };
         let history = vec![
             ("a", 1, 2, push(), pushed()),
             ("a", 3, 4, Call::Claim, claimed(5)),
-            ("a", 5, 6, given_up, GivenUp),
+            ("a", 5, end, given_up, GivenUp),
             ("b", 7, 8, push(), another),
             (
                 "b",
@@ -324,9 +324,12 @@ fn a_name_that_was_given_up_and_pushed_again_has_two_ends() {
     };
     let fail = || Call::Fail { task: "t".into(), token: 5 };
     let nack = || Call::Nack { task: "t".into(), token: 5 };
-    assert_eq!(ended(fail(), "i"), NOTHING);
-    assert_eq!(ended(nack(), "i"), NOTHING);
-    assert_eq!(ended(fail(), "j"), [KEPT]);
+    // With an answer, and without.
+    for end in [6, 0] {
+        assert_eq!(ended(fail(), end, "i"), NOTHING);
+        assert_eq!(ended(nack(), end, "i"), NOTHING);
+        assert_eq!(ended(fail(), end, "j"), [KEPT]);
+    }
 }
 
 const KEPT: &str = "every pushed task has one receipt or one dead letter";
