@@ -31,12 +31,12 @@ use crate::{Error, Result};
 /// A convoy of this many leaves, whoever else is on the way: the next one merges while it is flushed.
 const CROWD: usize = 32;
 
+/// So does one with this many bytes to write: then there is more to flush than to commit.
+const LOAD: u64 = 16 << 20;
+
 /// So many may wait to be published: while one convoy is flushed, others are merged faster than that. With
 /// fewer, everybody waits for the disk in the end.
 const WAITING: usize = 4 * CROWD;
-
-/// So does one with this many bytes to write: then there is more to flush than to commit.
-const LOAD: u64 = 16 << 20;
 
 /// How long the first waits for others, who may be at a shard that is a thousand times as large.
 const PATIENCE: Duration = Duration::from_millis(250);

@@ -122,7 +122,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Whether what was merged may be left to be deleted with others'.
+    /// Whether it merges so many objects that they may be left to be deleted with others'.
     pub fn is_swept_later(&self) -> bool {
         self.pending.as_ref().is_none_or(|keys| keys.len() > FEW as usize)
     }

@@ -97,7 +97,7 @@ impl Dir {
 /// Begins to write a file out, on this thread: the flush that it waits for has less to do then.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn begin_to_write(temp: &Temp) {
-    // To say that it is not needed in memory does just that. What is under way stays in memory.
+    // To say that it is not needed in memory does just that. Most of it is under way then, and stays.
     let _ = rustix::fs::fadvise(&temp.file, 0, None, rustix::fs::Advice::DontNeed);
 }
 
