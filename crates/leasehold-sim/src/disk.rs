@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold::store::backend::{Backend, Kind, Lister, Reading};
+use leasehold::store::large::Draft;
 use leasehold::store::meter::{Class, Meter};
 use leasehold::store::{Delete, Durability, Get, List, Meta, Page, Put};
 use leasehold::{Key, Result, Version, When};
@@ -178,6 +179,15 @@ impl Backend for Folder {
             written.map_or(Put::Refused, Put::Stored)
         });
         Ok(put.await)
+    }
+
+    fn draft(&self, body: &Bytes) -> Option<Draft> {
+        Some(Draft::new(body.clone()))
+    }
+
+    async fn link(&self, key: &Key, draft: &Draft) -> Result<Option<Put>> {
+        let Some(body) = draft.known::<Bytes>() else { return Ok(None) };
+        self.put(key, body.clone(), &When::Absent, Durability::Volatile).await.map(Some)
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold::store::backend::{Backend, Kind, Lister, Reading};
-use leasehold::store::large::{FileBody, Source, Staged, Stamp};
+use leasehold::store::large::{Draft, FileBody, Source, Staged, Stamp};
 use leasehold::store::meter::Meter;
 use leasehold::store::{Delete, Durability, Get, List, Meta, Page, Put};
 use leasehold::{Error, ErrorKind, Key, Result, Version, When};
@@ -162,6 +162,15 @@ impl Backend for Gated {
     ) -> Result<Put> {
         self.pass(Verb::Put, key.as_str()).await?;
         self.inner.put(key, body, when, durability).await
+    }
+
+    fn draft(&self, body: &Bytes) -> Option<Draft> {
+        self.inner.draft(body)
+    }
+
+    async fn link(&self, key: &Key, draft: &Draft) -> Result<Option<Put>> {
+        self.pass(Verb::Put, key.as_str()).await?;
+        self.inner.link(key, draft).await
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {

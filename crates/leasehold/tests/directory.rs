@@ -278,6 +278,110 @@ async fn one_of_many_gets_a_lease() {
     assert_eq!(names(&store, "queues/q/pending/v").await, [lone.as_str()]);
 }
 
+/// Hard links of one file are objects like any other.
+#[tokio::test]
+async fn one_body_becomes_many_objects() {
+    let scene = Scene::new();
+    let store = scene.store();
+    let backend = store.backend();
+    let lease = |id: &str| key(&format!("queues/q/pending/{id}/lease.json"));
+    for id in ["a", "b", "c", "d"] {
+        let task = format!("queues/q/pending/{id}/task.json");
+        put(&store, &task, "{}").await.map(drop).unwrap();
+    }
+    let drafts = || {
+        fs::read_dir(scene.dir().join(".lh/tmp"))
+            .unwrap()
+            .flatten()
+            .flat_map(|folder| fs::read_dir(folder.path()).unwrap().flatten())
+            .count()
+    };
+    let draft = backend.draft(&"held".into()).unwrap();
+    assert_eq!(drafts(), 1);
+    for id in ["a", "b", "c"] {
+        let Some(Put::Stored(version)) = backend.link(&lease(id), &draft).await.unwrap() else {
+            panic!("{id} was not made");
+        };
+        let found = store.get(&lease(id)).await.unwrap().unwrap();
+        assert_eq!((&found.body[..], found.meta.version), (&b"held"[..], version));
+    }
+    // One that is there stays as it is, and a folder is not made for it.
+    put(&store, lease("d").as_str(), "other").await.map(drop).unwrap();
+    assert!(matches!(backend.link(&lease("d"), &draft).await, Ok(Some(Put::Refused))));
+    assert!(matches!(backend.link(&lease("a"), &draft).await, Ok(Some(Put::Refused))));
+    assert!(matches!(backend.link(&lease("nowhere"), &draft).await, Ok(None)));
+    assert!(!scene.dir().join("queues/q/pending/nowhere").exists());
+    // Each goes its own way.
+    let version = store.head(&lease("a")).await.unwrap().unwrap().version;
+    let renewed = Write::when(When::Matches(version.clone()), Proof::Bytes);
+    assert!(matches!(
+        store.put(&lease("a"), "renewed".into(), renewed).await.unwrap(),
+        Put::Stored(_)
+    ));
+    assert!(matches!(store.delete_version(&lease("b"), &version).await.unwrap(), Delete::Deleted));
+    assert_eq!(store.get(&lease("c")).await.unwrap().unwrap().body, "held");
+    drop(draft);
+    assert_eq!(drafts(), 0);
+    assert_eq!(store.get(&lease("c")).await.unwrap().unwrap().body, "held");
+}
+
+/// A lease that is a link is removed with its task unless it is another one by now.
+#[tokio::test]
+async fn a_linked_lease_that_was_changed_stays() {
+    let scene = Scene::new();
+    let store = scene.store();
+    let backend = store.backend();
+    let other = scene.dir().join("other");
+    // What became of the lease, and whether it is ours still.
+    type Change<'a> = &'a dyn Fn(&std::path::Path);
+    let written = |path: &std::path::Path| fs::write(path, "hers").unwrap();
+    let replaced = |path: &std::path::Path| {
+        fs::write(&other, "hers").unwrap();
+        fs::rename(&other, path).unwrap();
+    };
+    let copied = |path: &std::path::Path| {
+        fs::write(&other, "ours").unwrap();
+        fs::rename(&other, path).unwrap();
+    };
+    let gone = |path: &std::path::Path| fs::remove_file(path).unwrap();
+    // More drafts than are remembered: they do no harm.
+    let forgotten = |_: &std::path::Path| {
+        (0..9).for_each(|n| drop(backend.draft(&format!("other {n}").into())));
+    };
+    let changes: [(&str, Change<'_>, bool); 6] = [
+        ("nothing", &|_| {}, true),
+        ("written", &written, false),
+        ("replaced", &replaced, false),
+        ("copied", &copied, true),
+        ("gone", &gone, false),
+        ("forgotten", &forgotten, true),
+    ];
+    for (name, change, ours) in changes {
+        let (task, lease) = (
+            format!("queues/q/pending/{name}/task.json"),
+            format!("queues/q/pending/{name}/lease.json"),
+        );
+        put(&store, &task, "{}").await.map(drop).unwrap();
+        let version = store.head(&key(&task)).await.unwrap().unwrap().version;
+        let draft = backend.draft(&"ours".into()).unwrap();
+        let Some(Put::Stored(ours_version)) = backend.link(&key(&lease), &draft).await.unwrap()
+        else {
+            panic!("{name} was not made");
+        };
+        // Times are coarse, and who takes a lease over does so after its ttl.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        change(&scene.dir().join(&lease));
+        let (task, lease) = (key(&task), key(&lease));
+        let removed = backend.finish((&task, &version), (&lease, &ours_version), 7).await.unwrap();
+        let (work, held) = removed.unwrap();
+        assert!(matches!(work, Delete::Deleted), "{name}");
+        assert_eq!(matches!(held, Delete::Deleted), ours, "{name}");
+        let there = store.get(&lease).await.unwrap().map(|lease| lease.body);
+        let hers = (!ours && name != "gone").then_some("hers".into());
+        assert_eq!(there, hers, "{name}");
+    }
+}
+
 /// Somebody holds the stripe lock and does not let go: the error says who.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stuck_process_is_named_and_does_not_block_others() {

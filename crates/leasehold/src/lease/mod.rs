@@ -9,6 +9,7 @@
 //! yet whether there is a record finds out by a PUT that may be refused.
 
 mod nursery;
+mod pass;
 mod tenure;
 mod wait;
 
@@ -27,6 +28,7 @@ use crate::store::{Durability, Kind, Put, Store, Unknown, Write};
 use crate::{Error, ErrorKind, Result, Version, When, host};
 
 pub(crate) use nursery::Nursery;
+pub(crate) use pass::Passes;
 pub use tenure::Tenure;
 pub(crate) use wait::{Awaited, Waiting};
 
@@ -315,20 +317,30 @@ impl Desk {
         let landing = Landing { desk: self, lease: &change.lease, settled: false };
         let put = self.write(&change.lease, change.when, nonce).await;
         landing.settle(&put);
-        match put? {
+        self.claimed(change.lease, put?, sent).await
+    }
+
+    /// What a claim with this record came to, which began to be written then.
+    async fn claimed(
+        &self,
+        lease: Lease,
+        put: Put,
+        sent: BootTime,
+    ) -> Result<Result<Tenure, Box<(Lease, BootTime)>>> {
+        let Shared { store, key, .. } = &*self.0;
+        match put {
             Put::Stored(version) => {
-                let held = tenure::Held { lease: change.lease, version, sent };
-                let tenure = Tenure::new(self.clone(), held);
+                let tenure = Tenure::new(self.clone(), tenure::Held { lease, version, sent });
                 // Now that it is ours, everybody who held it before has released it, and their
                 // tokens are known. Asked before, the answer could be out of date.
-                tenure.raise_above(backend.floor(key).await?).await?;
+                tenure.raise_above(store.backend().floor(key).await?).await?;
                 Ok(Ok(tenure))
             }
             Put::Unknown(unknown @ (Unknown::NoAnswer(_) | Unknown::NotFlushed(_))) => {
                 Err(unknown.into_error())
             }
             Put::Refused | Put::Contended | Put::Unknown(Unknown::Overtaken(_)) => {
-                Ok(Err(Box::new((change.lease, sent))))
+                Ok(Err(Box::new((lease, sent))))
             }
         }
     }
@@ -542,10 +554,10 @@ impl Landing<'_> {
 
 impl Drop for Landing<'_> {
     fn drop(&mut self) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         if self.settled {
             return;
         }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (desk, lease) = (self.desk.clone(), self.lease.clone());
         runtime.spawn(async move {
             // A request that nobody waits for may still be on its way.

@@ -14,7 +14,7 @@ use leasehold_protocol::settle::Proof;
 use super::bundle::Run;
 use super::task::Held;
 use super::{Queue, wrote};
-use crate::lease::{Desk, Tenure};
+use crate::lease::{Desk, Passes, Tenure};
 use crate::store::{Delete, Object, Write};
 use crate::{Key, Result};
 
@@ -36,8 +36,13 @@ pub(super) enum Tried {
 }
 
 impl Queue {
-    /// Claims what has no lease, as far as we know: a PUT and a GET.
-    pub(super) async fn claim_free(&self, unit: &Unit, worker: &str) -> Result<Tried> {
+    /// Claims what has no lease, as far as we know: a PUT and a GET. `passes` are this worker's.
+    pub(super) async fn claim_free(
+        &self,
+        unit: &Unit,
+        worker: &str,
+        passes: &Passes,
+    ) -> Result<Tried> {
         if mutant::is(Mutant::GhostClaim) {
             let there = self.store().get(&self.keys().part(unit, Part::Work)?).await?;
             return match self.desk(unit, worker)?.create(|_| {}).await? {
@@ -47,7 +52,8 @@ impl Queue {
                 None => Ok(Tried::Taken),
             };
         }
-        match self.desk(unit, worker)?.create(|lease| self.note_companion(lease)).await? {
+        let desk = self.desk(unit, worker)?;
+        match desk.create_by(passes, |lease| self.note_companion(lease)).await? {
             Some(tenure) => self.begin(unit, tenure, History::default()).await,
             None => Ok(Tried::Taken),
         }

@@ -15,6 +15,7 @@ use super::find::{Attempt, Board, Candidate, Finder, Outlook};
 use super::shunned::Shunned;
 use super::{Mode, Queue, Task};
 use crate::env::BootTime;
+use crate::lease::Passes;
 use crate::store::{Kind, Watch};
 use crate::{ErrorKind, Result};
 
@@ -65,6 +66,7 @@ struct Source {
     /// Tasks of bundles that are claimed and not handed out yet.
     bundles: Mutex<VecDeque<(Run, VecDeque<u32>)>>,
     checked: Mutex<Checked>,
+    passes: Passes,
     /// What could not be claimed.
     shunned: Arc<Shunned>,
     /// How many tasks and bundles were claimed.
@@ -138,6 +140,7 @@ impl Worker {
                 finder: tokio::sync::Mutex::new(finder),
                 board,
                 bundles: Mutex::default(),
+                passes: Passes::default(),
                 checked: Mutex::new(checked),
                 claimed: AtomicU64::new(0),
                 told: AtomicBool::new(false),
@@ -386,7 +389,7 @@ impl Worker {
     /// What came of a candidate, and whether others are to be tried.
     async fn try_candidate(&self, source: &Source, candidate: Candidate) -> Result<(Tried, bool)> {
         let unit = candidate.unit().clone();
-        match self.try_unit(&source.queue, candidate).await {
+        match self.try_unit(source, candidate).await {
             // A claim that was lost at once, by a pause of this process, is somebody else's.
             Err(error) if error.kind() == ErrorKind::Lost => Ok((Tried::Taken, true)),
             // One bad object, or one that is not for us, must not keep everybody from the others.
@@ -399,11 +402,13 @@ impl Worker {
         }
     }
 
-    async fn try_unit(&self, queue: &Queue, candidate: Candidate) -> Result<Tried> {
+    async fn try_unit(&self, source: &Source, candidate: Candidate) -> Result<Tried> {
+        let Source { queue, passes, .. } = source;
+        let name = &self.settings.name;
         match candidate {
-            Candidate::Free(unit) => queue.claim_free(&unit, &self.settings.name).await,
+            Candidate::Free(unit) => queue.claim_free(&unit, name, passes).await,
             Candidate::Doubtful(unit) => match queue.looks_free(&unit).await? {
-                true => queue.claim_free(&unit, &self.settings.name).await,
+                true => queue.claim_free(&unit, name, passes).await,
                 false => Ok(Tried::Taken),
             },
             // Boxed: most are free, and their claims would carry these along.
@@ -464,6 +469,7 @@ impl Source {
     }
 
     fn go_to_rest(&self, outlook: Outlook, pause: impl Fn(u32) -> Duration) {
+        self.passes.clear();
         let mut rest = self.rest();
         let now = self.queue.store().env().clock().boot();
         rest.until = Some(now.plus(pause(rest.idle)));

@@ -10,7 +10,7 @@ use leasehold_protocol::cas::{Version, When};
 use leasehold_protocol::key::Key;
 use leasehold_protocol::time::StoreTime;
 
-use super::large::{FileBody, Source, Staged, Stamp, Whole};
+use super::large::{Draft, FileBody, Source, Staged, Stamp, Whole};
 use super::meter::Meter;
 use super::types::{Delete, Durability, Get, List, Meta, Page, Put};
 use super::watch::Watch;
@@ -85,6 +85,20 @@ pub trait Backend: Debug + Send + Sync + 'static {
     /// Writes the object if `when` holds.
     async fn put(&self, key: &Key, body: Bytes, when: &When, durability: Durability)
     -> Result<Put>;
+
+    /// Writes a body once, so that it can become many objects by [`Backend::link`]. `None` where that saves
+    /// nothing, or cannot be done now.
+    fn draft(&self, body: &Bytes) -> Option<Draft> {
+        let _ = body;
+        None
+    }
+
+    /// Makes what was drafted here the object at `key`, if there is none: as a volatile put of its body.
+    /// `None` where that cannot be done: then nothing was.
+    async fn link(&self, key: &Key, draft: &Draft) -> Result<Option<Put>> {
+        let _ = (key, draft);
+        Ok(None)
+    }
 
     /// Deletes the object: in any state, or in this version only.
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete>;

@@ -134,6 +134,22 @@ impl Staged {
     }
 }
 
+/// A body that was written once and can become many objects. Dropped, those stay.
+#[derive(Debug)]
+pub struct Draft(Box<dyn Any + Send + Sync>);
+
+impl Draft {
+    /// What a backend knows of it.
+    pub fn new(known: impl Any + Send + Sync) -> Self {
+        Self(Box::new(known))
+    }
+
+    /// The same, if it is that backend's.
+    pub fn known<T: Any>(&self) -> Option<&T> {
+        self.0.downcast_ref()
+    }
+}
+
 /// A failure of this machine's own disk.
 pub(crate) fn local(verb: &str, error: std::io::Error) -> Error {
     let message = format!("cannot {verb} a temporary file of this machine: {error}");

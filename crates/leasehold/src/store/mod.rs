@@ -46,6 +46,7 @@ pub use watch::Watch;
 
 use crate::env::Env;
 use crate::lease::Nursery;
+use crate::store::large::Draft;
 use crate::{Error, ErrorKind, Result, StoreSettings};
 use meter::{Meter, Usage};
 use settle::{Driver, retrying};
@@ -149,6 +150,19 @@ impl Store {
     ) -> Result<Put> {
         self.may_write().await?;
         self.driver().put(key, body, &write, Some(may_repeat)).await
+    }
+
+    /// Writes a body once that can become many objects, where that saves something: for [`Store::link`].
+    pub(crate) async fn draft(&self, body: &Bytes) -> Result<Option<Draft>> {
+        self.may_write().await?;
+        Ok(self.0.backend.draft(body))
+    }
+
+    /// Makes a draft the object at `key`, if there is none. `None` where it has to be put instead. There is
+    /// nothing to settle: it is this machine's file.
+    pub(crate) async fn link(&self, key: &Key, draft: &Draft) -> Result<Option<Put>> {
+        self.may_write().await?;
+        self.0.backend.link(key, draft).await
     }
 
     /// Deletes an object in whatever state it is. One DELETE.

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::env::{BootTime, Env};
 use crate::store::backend::{Backend, Kind, Lister, Reading};
-use crate::store::large::{FileBody, Source, Stamp};
+use crate::store::large::{Draft, FileBody, Source, Stamp};
 use crate::store::meter::Meter;
 use crate::store::{Delete, Durability, Entry, Get, List, Meta, Page, Put, Watch};
 use crate::{Result, host};
@@ -193,6 +193,14 @@ impl Backend for BucketTime {
             self.take(&body);
         }
         self.inner.put(key, body, when, durability).await
+    }
+
+    fn draft(&self, body: &Bytes) -> Option<Draft> {
+        self.inner.draft(body)
+    }
+
+    async fn link(&self, key: &Key, draft: &Draft) -> Result<Option<Put>> {
+        self.inner.link(key, draft).await
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {

@@ -9,6 +9,7 @@ mod counted;
 mod failures;
 mod interleavings;
 mod liveness;
+mod passes;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};

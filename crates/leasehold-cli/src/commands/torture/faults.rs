@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold::env::Env;
 use leasehold::store::backend::{Backend, Kind, Lister, Reading};
-use leasehold::store::large::{FileBody, Source, Staged, Stamp};
+use leasehold::store::large::{Draft, FileBody, Source, Staged, Stamp};
 use leasehold::store::meter::Meter;
 use leasehold::store::{Delete, Durability, Get, List, Meta, Page, Put, Store, Unknown, Watch};
 use leasehold::{Error, ErrorKind, Key, Result, StoreSettings, Version, When};
@@ -156,6 +156,19 @@ impl Backend for Spoilt {
         }
         let put = self.inner.put(key, body, when, durability).await?;
         Ok(if after { Put::Unknown(Unknown::NoAnswer(lost())) } else { put })
+    }
+
+    fn draft(&self, body: &Bytes) -> Option<Draft> {
+        self.inner.draft(body)
+    }
+
+    async fn link(&self, key: &Key, draft: &Draft) -> Result<Option<Put>> {
+        let (before, after) = self.spoiler.write().await;
+        if before {
+            return Ok(Some(Put::Unknown(Unknown::NoAnswer(lost()))));
+        }
+        let put = self.inner.link(key, draft).await?;
+        Ok(put.map(|put| if after { Put::Unknown(Unknown::NoAnswer(lost())) } else { put }))
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {

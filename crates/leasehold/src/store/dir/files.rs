@@ -190,7 +190,8 @@ pub(super) fn remove_both(
     };
     let first = remove_from(&folder, name, one.0, Some(one.1), || Ok(()))?;
     let name = second.rsplit_once('/').map_or(&*second, |(_, name)| name);
-    let second = remove_from(&folder, name, other.0, Some(other.1), between);
+    let version = Some(other.1).filter(|version| !work.drafts.is_known(&folder, name, version));
+    let second = remove_from(&folder, name, other.0, version, between);
     let second = second.unwrap_or_else(|error| {
         tracing::debug!(%error, "one of two stays");
         Delete::Refused

@@ -12,6 +12,7 @@
 //! a process that begins to write seventy minutes later sweeps it away.
 
 mod discard;
+mod draft;
 mod fence;
 mod files;
 mod flush;
@@ -44,6 +45,7 @@ use leasehold_protocol::layout::queue::{is_lease, unit_folder};
 use rustix::fs::{Access, AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+use self::draft::Drafts;
 use self::fence::Fence;
 use self::files::{
     Folders, InPlace, create, create_lease, file_meta, hash, io_error, make_folder, mtime, open,
@@ -55,7 +57,7 @@ use self::names::{PRIVATE, path_of};
 use self::stripe::{Stripe, Stripes};
 use self::temp::Temps;
 use super::backend::{Backend, Kind, Lister, Reading};
-use super::large::{FileBody, Source, Staged, Stamp};
+use super::large::{Draft, FileBody, Source, Staged, Stamp};
 use super::meter::{Class, Meter};
 use super::types::{Delete, Durability, Get, List, Meta, Object, Put};
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -95,6 +97,7 @@ struct Work {
     folders: Folders,
     flusher: Arc<Flusher>,
     fence: Fence,
+    drafts: Drafts,
     /// What this process knows of folders: see [`Work::tidy`].
     traffic: Mutex<HashMap<u64, Traffic>>,
 }
@@ -259,6 +262,14 @@ impl Backend for Dir {
             }
         };
         Ok(stored.map_or(Put::Refused, Put::Stored))
+    }
+
+    fn draft(&self, body: &Bytes) -> Option<Draft> {
+        self.draft_file(body)
+    }
+
+    async fn link(&self, key: &Key, draft: &Draft) -> Result<Option<Put>> {
+        self.link_draft(key, draft)
     }
 
     async fn delete(&self, key: &Key, version: Option<&Version>) -> Result<Delete> {
@@ -514,6 +525,7 @@ impl Shared {
                 folders: Folders::default(),
                 flusher: Arc::new(Flusher::new(root.clone(), self.env.clone())),
                 fence: Fence::default(),
+                drafts: Drafts::default(),
                 traffic: Mutex::default(),
                 root: root.clone(),
             })
