@@ -4,6 +4,7 @@
 //! may die or stop before it, or after it and before it knows. Times are those of the machine's wall
 //! clock, whatever that says.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,15 +27,15 @@ use crate::world::{DiskId, Life, State, What, World};
 pub struct Disk {
     /// Its files.
     pub objects: Objects,
-    /// The highest token of a lease that was removed.
-    retired: u64,
+    /// The highest token of a lease that was removed, by its key.
+    retired: BTreeMap<Key, u64>,
 }
 
 impl Default for Disk {
     fn default() -> Self {
         let mut objects = Objects::default();
         objects.fine = true;
-        Self { objects, retired: 0 }
+        Self { objects, retired: BTreeMap::new() }
     }
 }
 
@@ -198,16 +199,19 @@ impl Backend for Folder {
         let retired = self.act(Class::Delete, |folder, state| {
             let removed = folder.remove(state, key, Some(version));
             if matches!(removed, Delete::Deleted) {
-                let disk = &mut state.disks[folder.disk];
-                disk.retired = disk.retired.max(token);
+                let retired = state.disks[folder.disk].retired.entry(key.clone()).or_default();
+                *retired = token.max(*retired);
             }
             removed
         });
         Ok(retired.await)
     }
 
-    async fn floor(&self, _: &Key) -> Result<u64> {
-        Ok(self.act(Class::Get, |folder, state| state.disks[folder.disk].retired).await)
+    async fn floor(&self, key: &Key) -> Result<u64> {
+        let floor = self.act(Class::Get, |folder, state| {
+            state.disks[folder.disk].retired.get(key).copied().unwrap_or(0)
+        });
+        Ok(floor.await)
     }
 
     async fn delete_many(&self, keys: &[Key]) -> Result<()> {

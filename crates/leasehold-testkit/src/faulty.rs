@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use leasehold::store::backend::{Backend, Kind, Lister, Reading};
+use leasehold::store::large::Draft;
 use leasehold::store::meter::Meter;
 use leasehold::store::{Delete, Durability, Get, List, Meta, Page, Put, Unknown};
 use leasehold::{Error, ErrorKind, Key, Result, Version, When};
@@ -132,6 +133,14 @@ impl Faulty {
         }
     }
 
+    fn aim(&self, key: &Key) {
+        let hit = |aimed: &mut Aimed| key.as_str().contains(&aimed.0);
+        if let Some((_, faults, reads)) = lock(&self.aimed).take_if(hit) {
+            lock(&self.writes).extend(faults);
+            lock(&self.reads).extend(reads);
+        }
+    }
+
     fn fault(&self) -> Fault {
         lock(&self.writes).pop_front().unwrap_or(Fault::None)
     }
@@ -204,11 +213,7 @@ impl Backend for Faulty {
     ) -> Result<Put> {
         self.may_write(key)?;
         *lock(&self.seen).entry(key.clone()).or_default() += 1;
-        let hit = |aimed: &mut Aimed| key.as_str().contains(&aimed.0);
-        if let Some((_, faults, reads)) = lock(&self.aimed).take_if(hit) {
-            lock(&self.writes).extend(faults);
-            lock(&self.reads).extend(reads);
-        }
+        self.aim(key);
         let ghost = lock(&self.ghost).take();
         if let Some((key, body, when)) = ghost {
             let _ = self.inner.put(&key, body, &when, durability).await?;
@@ -249,6 +254,21 @@ impl Backend for Faulty {
             }
             Fault::NotFlushed => Ok(Put::Unknown(Unknown::NotFlushed(lost()))),
             _ => Ok(outcome),
+        }
+    }
+
+    fn draft(&self, body: &Bytes) -> Option<Draft> {
+        self.inner.draft(body)
+    }
+
+    async fn link(&self, key: &Key, draft: &Draft) -> Result<Option<Put>> {
+        self.may_write(key)?;
+        self.aim(key);
+        let unknown = || Ok(Some(Put::Unknown(Unknown::NoAnswer(lost()))));
+        match self.fault() {
+            Fault::LostRequest | Fault::Delayed => unknown(),
+            Fault::LostAnswer => self.inner.link(key, draft).await.and_then(|_| unknown()),
+            _ => self.inner.link(key, draft).await,
         }
     }
 

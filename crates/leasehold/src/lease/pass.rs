@@ -33,6 +33,9 @@ const PACE: Duration = Duration::from_millis(5);
 /// How often a pass is used: a file has so many names at most, on some file systems.
 const USES: usize = 1000;
 
+/// How soon a store is asked again that had no use for a pass: a bucket never has.
+const ASKED_AGAIN: Duration = Duration::from_secs(10);
+
 /// The passes of a worker, one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Passes(Mutex<Current>);
@@ -42,6 +45,8 @@ struct Current {
     pass: Option<Arc<Pass>>,
     /// When something was last claimed.
     last: Option<BootTime>,
+    /// When a store last had no use for one.
+    refused: Option<BootTime>,
 }
 
 #[derive(Debug)]
@@ -108,7 +113,8 @@ impl Desk {
                 return Ok(Some(pass.clone()));
             }
             current.pass = None;
-            if before.is_none_or(|before| sent.since(before) >= PACE) {
+            let lately = |at: Option<BootTime>, span| at.is_some_and(|at| sent.since(at) < span);
+            if !lately(before, PACE) || lately(current.refused, ASKED_AGAIN) {
                 return Ok(None);
             }
         }
@@ -119,7 +125,10 @@ impl Desk {
         fill(&mut lease);
         store.backend().reserve(lease.token.unwrap_or(0)).await?;
         let body = Bytes::from(lease.to_bytes(terms.dialect));
-        let Some(draft) = store.draft(&body).await? else { return Ok(None) };
+        let Some(draft) = store.draft(&body).await? else {
+            passes.current().refused = Some(sent);
+            return Ok(None);
+        };
         let (process, used) = (std::process::id(), Mutex::default());
         let pass = Arc::new(Pass { lease, draft, sent, process, used });
         let admits = pass.admits(key, store.env().clock().boot(), terms);

@@ -77,11 +77,10 @@ impl std::fmt::Debug for OnRenewal {
 impl Tenure {
     pub(super) fn new(desk: Desk, held: Held) -> Self {
         let asked = watch::Sender::new(held.lease.ask.clone());
-        let since = desk.0.store.env().clock().boot();
         let core = Arc::new(Core {
             desk,
             writing: tokio::sync::Mutex::new(()),
-            since,
+            since: held.sent,
             seen: Mutex::new(held.sent),
             held: Mutex::new(held),
             lost: CancellationToken::new(),

@@ -93,8 +93,8 @@ pub trait Backend: Debug + Send + Sync + 'static {
         None
     }
 
-    /// Makes what was drafted here the object at `key`, if there is none: as a volatile put of its body.
-    /// `None` where that cannot be done: then nothing was.
+    /// Makes what was drafted here the object at `key`, if there is none: as a volatile put of its body, once
+    /// for each key. `None` where that cannot be done: then nothing was.
     async fn link(&self, key: &Key, draft: &Draft) -> Result<Option<Put>> {
         let _ = (key, draft);
         Ok(None)

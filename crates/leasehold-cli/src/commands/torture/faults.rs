@@ -189,6 +189,20 @@ impl Backend for Spoilt {
         Ok(if after { Delete::Unknown(Unknown::NoAnswer(lost())) } else { deleted })
     }
 
+    async fn finish(
+        &self,
+        work: (&Key, &Version),
+        lease: (&Key, &Version),
+        token: u64,
+    ) -> Result<Option<(Delete, Delete)>> {
+        let (before, after) = self.spoiler.write().await;
+        if before {
+            return Err(lost());
+        }
+        let finished = self.inner.finish(work, lease, token).await?;
+        if after { Err(lost()) } else { Ok(finished) }
+    }
+
     async fn floor(&self, key: &Key) -> Result<u64> {
         self.inner.floor(key).await
     }

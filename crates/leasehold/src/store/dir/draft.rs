@@ -15,10 +15,10 @@ use leasehold_protocol::key::Key;
 use rustix::fs::{AtFlags, FileType, Stat};
 use rustix::io::Errno;
 
-use super::files::{Folder, beneath, file_type};
+use super::files::{Folder, Identity, beneath, identity_of};
 use super::names::path_of;
 use super::temp::Temp;
-use super::{Dir, ONE_PAGE, Work};
+use super::{Dir, ONE_PAGE};
 use crate::Result;
 use crate::store::content_version;
 use crate::store::large::Draft;
@@ -50,22 +50,18 @@ struct Known {
 struct Drafted {
     temp: Temp,
     version: Version,
+    identity: Identity,
     size: u64,
 }
 
 /// What a file shows that nobody has written to since: which it is, how long, and when it was written.
 /// Not when it was changed: so it is by every link.
-type Marks = [i128; 5];
+type Marks = (Identity, i64, [i64; 2]);
 
 fn marks(stat: &Stat) -> Marks {
     #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
-    [
-        stat.st_dev as i128,
-        stat.st_ino as i128,
-        stat.st_size as i128,
-        stat.st_mtime as i128,
-        stat.st_mtime_nsec as i128,
-    ]
+    let written = [stat.st_mtime as i64, stat.st_mtime_nsec as i64];
+    (identity_of(stat), stat.st_size, written)
 }
 
 impl Drafts {
@@ -102,38 +98,52 @@ impl Dir {
             return None;
         }
         let temp = work.temps.write(body).ok()?;
-        let marks = marks(&rustix::fs::fstat(&temp.file).ok()?);
-        let version = content_version(body);
-        work.drafts.note(Known { version: version.clone(), marks, _file: temp.file.clone() });
-        Some(Draft::new(Drafted { temp, version, size: body.len() as u64 }))
+        let stat = rustix::fs::fstat(&temp.file).ok()?;
+        let (version, file) = (content_version(body), temp.file.clone());
+        work.drafts.note(Known { version: version.clone(), marks: marks(&stat), _file: file });
+        let (identity, size) = (identity_of(&stat), body.len() as u64);
+        Some(Draft::new(Drafted { temp, version, identity, size }))
     }
 
     pub(super) fn link_draft(&self, key: &Key, draft: &Draft) -> Result<Option<Put>> {
         let Some(draft) = draft.known::<Drafted>() else { return Ok(None) };
         let work = self.0.work()?;
         let path = path_of(key.as_str());
-        match link(work, &draft.temp, &path) {
-            Ok(()) => {
-                self.0.meter.request(Class::Put, draft.size);
-                work.note_created(&path);
-                Ok(Some(Put::Stored(draft.version.clone())))
+        // No folder, or no way there: whatever it is, a put will tell.
+        let Ok((folder, name)) = beneath(work, &path) else { return Ok(None) };
+        let (from, temp) = (&work.temps.folder, draft.temp.name());
+        let linked = rustix::fs::linkat(from, temp, folder.as_fd(), name, AtFlags::empty());
+        let made = match linked {
+            Ok(()) => true,
+            Err(error) => {
+                let there = rustix::fs::statat(folder.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW);
+                match (there, error) {
+                    // Done, whatever was said: file systems over a wire ask again if they hear nothing. A draft
+                    // has each name once.
+                    (Ok(there), _) if identity_of(&there) == draft.identity => true,
+                    (Ok(there), Errno::EXIST) if !is_folder(&there) => false,
+                    (
+                        _,
+                        Errno::PERM | Errno::ACCESS | Errno::NOTSUP | Errno::NOSYS | Errno::XDEV,
+                    ) => {
+                        // It will not be otherwise with the next one.
+                        work.drafts.refused.store(true, Relaxed);
+                        return Ok(None);
+                    }
+                    // Swept away, too many names.
+                    _ => return Ok(None),
+                }
             }
-            Err(Errno::EXIST) if file_type(&work.root, &path) != Some(FileType::Directory) => {
-                self.0.meter.request(Class::Put, draft.size);
-                Ok(Some(Put::Refused))
-            }
-            // It will not be otherwise with the next one.
-            Err(Errno::PERM | Errno::ACCESS | Errno::NOTSUP | Errno::NOSYS | Errno::XDEV) => {
-                work.drafts.refused.store(true, Relaxed);
-                Ok(None)
-            }
-            // No folder, no draft any more, too many links: whatever it is, a put will tell.
-            Err(_) => Ok(None),
+        };
+        self.0.meter.request(Class::Put, draft.size);
+        if !made {
+            return Ok(Some(Put::Refused));
         }
+        work.note_created(&path);
+        Ok(Some(Put::Stored(draft.version.clone())))
     }
 }
 
-fn link(work: &Work, temp: &Temp, path: &str) -> Result<(), Errno> {
-    let (folder, name) = beneath(work, path)?;
-    rustix::fs::linkat(&work.temps.folder, temp.name(), folder.as_fd(), name, AtFlags::empty())
+fn is_folder(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }

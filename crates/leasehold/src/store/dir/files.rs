@@ -309,9 +309,12 @@ pub(super) type Identity = (u64, u64);
 
 /// That of an open file.
 pub(super) fn identity(file: &OwnedFd) -> Result<Identity, Errno> {
-    let stat = rustix::fs::fstat(file)?;
+    Ok(identity_of(&rustix::fs::fstat(file)?))
+}
+
+pub(super) fn identity_of(stat: &Stat) -> Identity {
     #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
-    Ok((stat.st_dev as u64, stat.st_ino as u64))
+    (stat.st_dev as u64, stat.st_ino as u64)
 }
 
 /// That of whatever has this name; links are not followed.
@@ -325,9 +328,7 @@ pub(super) fn identity_by_name(root: &OwnedFd, path: &str) -> Result<Identity, E
         Ok(stat) => Ok((makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino)),
         // Kernels before 4.11, and sandboxes that do not know the call.
         Err(Errno::NOSYS | Errno::PERM) => {
-            let stat = rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW)?;
-            #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
-            Ok((stat.st_dev as u64, stat.st_ino as u64))
+            Ok(identity_of(&rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW)?))
         }
         Err(error) => Err(error),
     }
@@ -336,9 +337,7 @@ pub(super) fn identity_by_name(root: &OwnedFd, path: &str) -> Result<Identity, E
 /// The same where nobody minds.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(super) fn identity_by_name(root: &OwnedFd, path: &str) -> Result<Identity, Errno> {
-    let stat = rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW)?;
-    #[allow(clippy::unnecessary_cast)] // the fields differ in type between systems
-    Ok((stat.st_dev as u64, stat.st_ino as u64))
+    Ok(identity_of(&rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW)?))
 }
 
 /// Opens something so that reading it does not note a time in it: the first read after each write
@@ -551,10 +550,15 @@ pub(super) fn hash_file(file: &OwnedFd) -> Result<Version, Errno> {
 }
 
 pub(super) fn version_of(body: &[u8], stat: &Stat, key: &Key) -> Version {
-    // One empty lease is like the next, and yet somebody else's.
-    let is_unwritten = body.is_empty() && is_lease(key.as_str());
-    match stat.st_size as u64 > HASHED || is_unwritten {
-        true => version_by_file(stat),
+    if stat.st_size as u64 > HASHED {
+        return version_by_file(stat);
+    }
+    // One empty lease is like the next, and yet somebody else's. When it was changed does not matter: one that a
+    // power loss emptied may be a file with many names, which is changed with each that goes.
+    match body.is_empty() && is_lease(key.as_str()) {
+        true => {
+            Version::new(format!("{:x}-{:x}.{:x}", stat.st_ino, stat.st_mtime, stat.st_mtime_nsec))
+        }
         false => content_version(body),
     }
 }

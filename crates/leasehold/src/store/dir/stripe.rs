@@ -58,17 +58,24 @@ impl Stripe<'_> {
         let Some(Open { file, .. }) = &*self.file else { return Err(Errno::BADF) };
         let retired = match read_slot(file, self.slot)? {
             Some(retired) => retired,
-            // A file that remembers one for all its keys, or none yet: each has a slot from now on.
-            None => {
-                let retired = read_slot(file, 0)?.unwrap_or(0);
-                write_at(file, &retired.to_le_bytes().repeat(SLOTS), 0)?;
-                retired
-            }
+            None => self.fill(file)?,
         };
         if token > retired {
             write_at(file, &token.to_le_bytes(), (self.slot * TOKEN) as u64)?;
         }
         Ok(())
+    }
+}
+
+impl Stripe<'_> {
+    /// Gives every key a slot, in a file that remembers one token for all of them, or none yet. Says which.
+    fn fill(&self, file: &OwnedFd) -> Result<u64, Errno> {
+        let retired = read_slot(file, 0)?.unwrap_or(0);
+        // The disk may have been full when somebody else did so: what is there counts.
+        let there = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0) / TOKEN;
+        let missing = retired.to_le_bytes().repeat(SLOTS.saturating_sub(there));
+        write_at(file, &missing, (there * TOKEN) as u64)?;
+        Ok(retired)
     }
 }
 
@@ -336,7 +343,17 @@ mod tests {
         // What a power loss left there is no token.
         std::fs::write(&path, [0xff; SLOTS * TOKEN]).unwrap();
         assert_eq!((retired(&one), read_retired(&root, place_of(&one).0).unwrap()), (0, 0));
-        // Nor is the half of one.
+        // A file that was filled in part: what is there counts.
+        let there = place_of(&one).1.min(place_of(&other).1) + 1;
+        std::fs::write(&path, 5_u64.to_le_bytes().repeat(there)).unwrap();
+        let (early, late) = match place_of(&one).1 < place_of(&other).1 {
+            true => (&one, &other),
+            false => (&other, &one),
+        };
+        retire(&root, early, 20);
+        retire(&root, late, 6);
+        assert_eq!((retired(early), retired(late)), (20, 6));
+        // The half of one is none.
         std::fs::write(&path, [1; 3]).unwrap();
         assert_eq!(retired(&one), 0);
         retire(&root, &one, 4);
