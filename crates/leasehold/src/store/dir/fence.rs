@@ -3,8 +3,8 @@
 //! A token must be higher than every earlier one of its lock: across release, restart, power loss
 //! and clock steps. With the record goes the memory of its token, so it is kept elsewhere:
 //!
-//! - **within a boot** the stripe file of a key holds the highest token that was retired in that
-//!   stripe. It is written before the record is deleted, under the stripe lock, so whoever creates
+//! - **within a boot** the stripe file of a key holds the highest token that was retired at that key, and a
+//!   few others. It is written before the record is deleted, under the stripe lock, so whoever creates
 //!   a record after the deletion finds it there;
 //! - **across boots** `.lh/fence` holds a floor. No token is given out above the mark that was
 //!   flushed to disk before, and after a boot all tokens are above that mark. The mark is moved an

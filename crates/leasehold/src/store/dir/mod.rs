@@ -2,7 +2,8 @@
 //!
 //! - **Create** writes a temporary file and renames it without replacing: exactly one of many
 //!   racing creators succeeds, and nobody sees a half-written or empty object. Leases of tasks are
-//!   made in their place instead, which is cheaper, and may be seen empty for a moment.
+//!   made in their place instead, which is cheaper, and may be seen empty for a moment; or, cheaper yet, they
+//!   are links of one file.
 //! - **Replace and delete** hold a stripe lock (`stripe`) while they compare and rename.
 //! - **Version**: a hash of the content. Inode numbers are reused and timestamps are coarse.
 //! - **Durable** writes are flushed in groups (`flush`); others are not waited for.
