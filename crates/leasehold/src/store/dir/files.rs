@@ -29,7 +29,7 @@ pub(super) fn create(
 ) -> Result<Option<Version>> {
     let path = path_of(key.as_str());
     // Others may remove folders as fast as we make them, but not for ever.
-    for _ in 0..100 {
+    for round in 0..100 {
         match rename_new(work, temp.name(), &path) {
             Ok(()) => {
                 temp.became_object();
@@ -49,7 +49,10 @@ pub(super) fn create(
                 Some(_) => return Ok(None),
             },
             Err(Errno::NOENT) => {
-                work.temps.check(temp).map_err(|error| error.at(key))?;
+                // As a rule it is the folder that is not there.
+                if round > 0 {
+                    work.temps.check(temp).map_err(|error| error.at(key))?;
+                }
                 match work.make_folders_above(&path) {
                     // Made, or removed again while we made the next: try once more.
                     Ok(()) | Err(Errno::NOENT) => {}
@@ -584,11 +587,9 @@ pub(super) fn version_by_content(body: &[u8]) -> Option<Version> {
 /// The version of what has just become an object: by its content, or else by its file, whose times that
 /// has changed.
 fn stored_version(version: Option<&Version>, file: &OwnedFd) -> Version {
-    match (version, rustix::fs::fstat(file)) {
-        (None, Ok(stat)) => version_by_file(&stat),
-        // It cannot be told: whoever compares finds another.
-        (version, _) => version.cloned().unwrap_or_else(|| Version::new("")),
-    }
+    let by_file = || rustix::fs::fstat(file).ok().map(|stat| version_by_file(&stat));
+    // If it cannot be told, whoever compares finds another.
+    version.cloned().or_else(by_file).unwrap_or_else(|| Version::new(""))
 }
 
 /// Which file this is, also after a reboot. Numbers alone are used again at once.

@@ -28,14 +28,14 @@ mod smallest;
 mod staged;
 mod stripe;
 mod temp;
+mod tidy;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) mod watch;
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -49,7 +49,7 @@ use rustix::io::Errno;
 use self::draft::Drafts;
 use self::fence::Fence;
 use self::files::{
-    Folders, InPlace, create, create_lease, file_meta, hash, io_error, make_folder, mtime, open,
+    Folders, InPlace, create, create_lease, file_meta, io_error, make_folder, mtime, open,
     open_beneath, read_all, remove, remove_after, remove_both, replace, version_by_content,
     version_of, write_error,
 };
@@ -57,6 +57,7 @@ use self::flush::{Flusher, Target};
 use self::names::{PRIVATE, path_of};
 use self::stripe::{Stripe, Stripes};
 use self::temp::Temps;
+use self::tidy::Traffic;
 use super::backend::{Backend, Kind, Lister, Reading};
 use super::large::{Draft, FileBody, Source, Staged, Stamp};
 use super::meter::{Class, Meter};
@@ -99,8 +100,7 @@ struct Work {
     flusher: Arc<Flusher>,
     fence: Fence,
     drafts: Drafts,
-    /// What this process knows of folders: see [`Work::tidy`].
-    traffic: Mutex<HashMap<u64, Traffic>>,
+    traffic: Traffic,
 }
 
 impl Drop for Work {
@@ -527,7 +527,7 @@ impl Shared {
                 flusher: Arc::new(Flusher::new(root.clone(), self.env.clone())),
                 fence: Fence::default(),
                 drafts: Drafts::default(),
-                traffic: Mutex::default(),
+                traffic: Traffic::default(),
                 root: root.clone(),
             })
         };
@@ -591,97 +591,5 @@ impl Shared {
 
     fn failed(&self, verb: &str, error: Errno) -> Error {
         io_error(&format!("{verb} {}", self.path.display()), error)
-    }
-}
-
-impl Work {
-    /// Removes folders that the deleted object left empty, unless this process keeps making
-    /// objects there: making a folder costs ten times what an object does. Nor are those tried that
-    /// are not empty as far as we know: to find that out, the kernel reads as much of them as was
-    /// deleted, with the folder locked. Empty folders do no harm, listings pass them over.
-    fn tidy(&self, path: &str, even_busy: bool) {
-        let mut folder = path;
-        while let Some((above, _)) = folder.rsplit_once('/') {
-            folder = above;
-            if !even_busy && !self.seems_empty(folder, path) {
-                return;
-            }
-            let removed = rustix::fs::unlinkat(&self.root, folder, AtFlags::REMOVEDIR);
-            let mut traffic = self.traffic();
-            match removed {
-                // That it keeps being made again is worth knowing.
-                Ok(()) => {
-                    let known = Traffic::of(&mut traffic, folder);
-                    (known.ours, known.full) = (None, 0);
-                }
-                Err(error) => {
-                    if error == Errno::NOTEMPTY {
-                        let known = Traffic::of(&mut traffic, folder);
-                        known.full = known.full.saturating_add(1);
-                    }
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Whether to try to remove a folder, after the object at this path was deleted.
-    fn seems_empty(&self, folder: &str, deleted: &str) -> bool {
-        let mut traffic = self.traffic();
-        let Some(known) = traffic.get_mut(&hash(folder)) else { return true };
-        if known.ours == Some(hash(deleted)) {
-            known.ours = None;
-        }
-        if known.created > 4 || known.ours.is_some() {
-            return false;
-        }
-        known.spared = if known.full < 8 { 0 } else { (known.spared + 1) % 64 };
-        known.spared == 0
-    }
-
-    fn traffic(&self) -> MutexGuard<'_, HashMap<u64, Traffic>> {
-        self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn note_created(&self, path: &str) {
-        let Some((folder, _)) = path.rsplit_once('/') else { return };
-        let mut traffic = self.traffic();
-        let known = Traffic::of(&mut traffic, folder);
-        known.created = known.created.saturating_add(1);
-        known.ours = Some(hash(path));
-    }
-
-    /// Makes the folders above `path`.
-    fn make_folders_above(&self, path: &str) -> Result<(), Errno> {
-        let Some((folder, _)) = path.rsplit_once('/') else { return Ok(()) };
-        match make_folder(&self.root, folder) {
-            Err(Errno::NOENT) => {
-                self.make_folders_above(folder)?;
-                make_folder(&self.root, folder)
-            }
-            made => made,
-        }
-    }
-}
-
-/// What this process knows of a folder. Only saves work, so it may be wrong or forgotten.
-#[derive(Debug, Default)]
-struct Traffic {
-    /// How many objects it has created there.
-    created: u8,
-    /// The last of them, if it has not deleted that: the folder is not empty.
-    ours: Option<u64>,
-    /// How often the folder was found not to be empty,
-    full: u8,
-    /// and how often it was not tried since: one time in 64 it is.
-    spared: u8,
-}
-
-impl Traffic {
-    fn of<'a>(traffic: &'a mut HashMap<u64, Self>, folder: &str) -> &'a mut Self {
-        if traffic.len() >= 4096 {
-            traffic.clear();
-        }
-        traffic.entry(hash(folder)).or_default()
     }
 }
