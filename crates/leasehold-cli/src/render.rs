@@ -1,6 +1,6 @@
 //! How things look, to people and to programs.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, Table, presets};
@@ -25,6 +25,33 @@ pub fn paint(style: Style, text: impl std::fmt::Display) -> String {
 /// Prints a line of data.
 pub fn line(text: impl std::fmt::Display) -> anyhow::Result<()> {
     Ok(writeln!(anstream::stdout(), "{text}")?)
+}
+
+/// Prints a line that is somebody's own: as it is where a program reads it, and so that it does nothing to a
+/// terminal.
+pub fn verbatim(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    Ok(match out.is_terminal() {
+        true => writeln!(out, "{}", shown(text)),
+        false => writeln!(out, "{text}"),
+    }?)
+}
+
+/// A text of somebody else's, to be shown among ours: characters that would do something to a terminal are
+/// spelt out.
+pub fn shown(text: &str) -> std::borrow::Cow<'_, str> {
+    let acts = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(acts) {
+        return text.into();
+    }
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match acts(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown.into()
 }
 
 /// Prints a value as a line of JSON.

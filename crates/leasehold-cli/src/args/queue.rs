@@ -117,7 +117,7 @@ pub struct QueueTerms {
     /// The longest such pause
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub backoff_cap: Option<Duration>,
-    /// How long an attempt may take
+    /// How long an attempt may take; 0s: as long as it likes
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub timeout: Option<Duration>,
     /// Over how many prefixes tasks are spread; fixed when the queue is made
@@ -168,7 +168,8 @@ pub struct Push {
     #[arg(value_name = "TASK", required = true)]
     pub tasks: Vec<String>,
 
-    /// Its name: pushing it again changes nothing (with one task)
+    /// Its name: pushing it again changes nothing while it waits or its receipt is kept, unless --delay is given
+    /// (with one task)
     #[arg(long, value_name = "ID", conflicts_with = "id_field")]
     pub id: Option<String>,
 
@@ -184,7 +185,7 @@ pub struct Push {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub delay: Option<Duration>,
 
-    /// How long an attempt may take
+    /// How long an attempt may take; 0s: as long as it likes
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub timeout: Option<Duration>,
 

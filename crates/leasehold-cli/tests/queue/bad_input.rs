@@ -170,3 +170,15 @@ fn a_store_that_is_away_is_told_apart() {
         place.fails(words, 5, "error:");
     }
 }
+
+#[test]
+fn dashes_and_empty_commands_are_refused() {
+    let place = directory();
+    place.ok(&["create", "q"]);
+    place.fails(&["push", "q", "-", "extra"], 2, "stands alone");
+    place.ok(&["push", "q", "x"]);
+    place.fails(&["work", "q", "--exit-when-empty", "--", ""], 2, "the command is empty");
+    assert_eq!(place.counts(), [1, 0, 0, 0]);
+    assert_eq!(place.json(&["pause", "q"])[0]["paused"], true);
+    assert_eq!(place.json(&["resume", "q"])[0]["paused"], false);
+}

@@ -63,3 +63,40 @@ fn long_lines_make_smaller_bundles() {
         std::fs::read_dir(place.path().join(".leasehold/queues/q/bundles")).unwrap().count();
     assert_eq!((place.counts(), bundles), ([150, 0, 0, 0], 8));
 }
+
+/// What is wrong with a line is said with its number, and what stands before it is pushed, no more.
+#[test]
+fn a_line_that_is_too_long_ends_the_stream() {
+    for bundle in ["1", "2", "100"] {
+        let place = directory();
+        let mut input = b"a\nb\nc\n".to_vec();
+        input.extend(vec![b'x'; 17 << 20]);
+        input.extend(b"\nd\ne\n".repeat(200));
+        let (code, out, err) = place.feed(&["push", "q", "-", "--bundle", bundle], &input);
+        assert_eq!((code, out.trim()), (2, "3 pushed"), "{err}");
+        assert!(err.contains("line 4") && err.contains("16777216 bytes"), "{err}");
+    }
+}
+
+/// `tail -f` into a queue: what comes is pushed soon, and a signal loses nothing that was read.
+#[test]
+fn lines_do_not_wait_for_a_bundle_to_be_full() {
+    use std::io::{Read as _, Write as _};
+    use std::process::Stdio;
+    let place = directory();
+    place.ok(&["create", "q"]);
+    let mut command = place.queue(&["push", "q", "-"]);
+    let mut push = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = push.stdin.take().unwrap();
+    lines.write_all(b"one\ntwo\nthree\n").unwrap();
+    wait_until("they are pushed", || place.counts()[0] == 3);
+    lines.write_all(b"four\nfive\n").unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    signal(&push, "TERM");
+    let mut said = String::new();
+    push.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said.trim(), "5 pushed");
+    // There may have been more to come.
+    assert_eq!(push.wait().unwrap().code(), Some(1));
+    assert_eq!(place.counts()[0], 5);
+}

@@ -344,3 +344,42 @@ fn a_push_wakes_an_idle_worker() {
     // The aim is 50 ms; by its poll alone it would be half a second on average.
     assert!(latencies[latencies.len() / 2] < 250_000, "µs: {latencies:?}");
 }
+
+/// A result is somebody's data: a program gets it as it is.
+#[test]
+fn results_are_not_changed_on_their_way_into_a_pipe() {
+    let place = directory();
+    place.ok(&["create", "q"]);
+    let worker = place.worker(&["q"], r"printf 'A\033[31mred\033[0mB\001C\037D'");
+    let result = place.ok(&["push", "q", "x", "--wait", "--id", "x"]);
+    assert_eq!(result, "A\u{1b}[31mred\u{1b}[0mB\u{1}C\u{1f}D\n");
+    kill(worker);
+    // Among words of ours it is spelt out.
+    let shown = place.ok(&["show", "q", "x"]);
+    assert!(shown.contains(r"A\u{1b}[31mred") && !shown.contains('\u{1b}'), "{shown}");
+}
+
+/// What is given up without being run counts as well.
+#[test]
+fn tasks_that_crashed_too_often_are_told() {
+    let place = directory();
+    place.ok(&["create", "q", "--max-crashes", "1"]);
+    place.ok(&["push", "q", "x", "--id", "x"]);
+    let worker = place.worker(&["q"], "echo x > started; sleep 60");
+    place.wait_for("started");
+    kill(worker);
+    let (code, _, err) = place.run(&["work", "q", "--exit-when-empty", "--", "true"]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("1 given up"), "{err}");
+    assert_eq!(place.counts(), [0, 0, 0, 1]);
+}
+
+#[test]
+fn no_time_at_all_is_no_limit() {
+    let place = directory();
+    place.ok(&["create", "q", "--timeout", "0s"]);
+    place.ok(&["push", "q", "x", "--timeout", "0s"]);
+    place.ok(&["push", "q", "y"]);
+    place.ok(&["work", "q", "--exit-when-empty", "--", "true"]);
+    assert_eq!(place.counts(), [0, 0, 2, 0]);
+}

@@ -1,6 +1,7 @@
 //! Claiming, giving up, and cleaning up after others.
 
 use std::borrow::Cow;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use leasehold_protocol::cas::{Version, When};
@@ -159,6 +160,7 @@ impl Queue {
             true => Ok(Tried::Task(Box::new(held))),
             false => {
                 Box::pin(held.give_up()).await?;
+                self.0.given_up.fetch_add(1, SeqCst);
                 Ok(Tried::Over)
             }
         }

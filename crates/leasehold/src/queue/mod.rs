@@ -36,7 +36,7 @@ pub(crate) mod sweep;
 mod task;
 mod worker;
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -74,6 +74,8 @@ struct Inner {
     moved: AtomicBool,
     /// See [`WorkerSettings::companion`].
     companion: OnceLock<Process>,
+    /// How many tasks were found to have failed or crashed as often as they may.
+    given_up: AtomicU64,
     /// In a node's replica: where it is noted what the bucket is to be told.
     outbox: Option<Outbox>,
 }
@@ -162,6 +164,7 @@ impl Queue {
             lately: lately::Lately::default(),
             moved: AtomicBool::new(false),
             companion: OnceLock::new(),
+            given_up: AtomicU64::new(0),
         })))
     }
 

@@ -117,10 +117,11 @@ impl Task {
         }
     }
 
-    /// How long this attempt may take.
+    /// How long this attempt may take. No time at all says that there is no limit.
     pub fn timeout(&self) -> Option<Duration> {
         let own = self.task().and_then(|task| task.timeout);
-        own.or_else(|| self.queue().and_then(|queue| queue.settings().timeout))
+        let limit = own.or_else(|| self.queue().and_then(|queue| queue.settings().timeout));
+        limit.filter(|limit| !limit.is_zero())
     }
 
     /// When it was pushed, by the store's clock.
@@ -323,9 +324,15 @@ impl Held {
         let first = match recorded {
             Ok(first) => first,
             Err(error) => {
-                // Nothing says that it is done, so it is done again; but not at once, or for ever.
-                let message = format!("done, but not recorded: {error}");
-                let _ = Box::pin(self.nack(&message, None)).await;
+                // Nothing says that it is done, so it is done again; but not at once. Nor for ever, unless it
+                // is the store that is in trouble: no task is given up for that.
+                let _ = match error.kind() {
+                    ErrorKind::Unavailable => Box::pin(self.put_off()).await,
+                    _ => {
+                        let message = format!("done, but not recorded: {error}");
+                        Box::pin(self.nack(&message, None)).await.map(drop)
+                    }
+                };
                 return Err(error);
             }
         };
@@ -428,6 +435,13 @@ impl Held {
         }
         self.clean_up().await;
         Ok(())
+    }
+
+    /// The same, to be tried again after the first pause.
+    async fn put_off(mut self) -> Result<()> {
+        let pause = self.queue.settings().backoff;
+        self.history.not_before = Some(self.queue.store().now().await?.plus(pause));
+        self.give_back().await
     }
 
     async fn give_back(self) -> Result<()> {

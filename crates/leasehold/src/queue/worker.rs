@@ -173,6 +173,11 @@ impl Worker {
         &self.settings.name
     }
 
+    /// How many tasks it gave up without handing them out: their workers had crashed as often as they may.
+    pub fn given_up(&self) -> u64 {
+        self.queues.iter().map(|source| source.queue.0.given_up.load(SeqCst)).sum()
+    }
+
     /// Hands out no more tasks: [`Worker::next`] returns `None` from now on. What was handed out
     /// may be finished; what is claimed but not handed out goes back to the others. All of it that can:
     /// the first error is returned at the end, and what it is about is found after its ttl.
@@ -317,6 +322,13 @@ impl Worker {
             }
             if let Some(outlook) = source.resting() {
                 return Ok(Err(outlook));
+            }
+            // Whoever lists does that anyhow.
+            if source.board.is_to_tend()
+                && let Ok(mut finder) = source.finder.try_lock()
+                && let Err(error) = Box::pin(finder.tend()).await
+            {
+                tracing::debug!(%error, "what is due is looked for another time");
             }
             // Kept until a bundle's tasks can be had.
             let (attempt, _finder) = match source.board.next_single() {

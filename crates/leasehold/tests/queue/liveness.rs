@@ -374,3 +374,47 @@ async fn a_worker_of_a_queue_that_has_other_shards_now_ends() {
     let ended = tokio::time::timeout(Duration::from_secs(5), worker.next()).await;
     assert_eq!(ended.expect("it ends").unwrap_err().kind(), ErrorKind::Data);
 }
+
+/// Somebody always has something new to do; what is due, was given back or was left by the dead has its turn
+/// all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_due_has_its_turn_among_the_free() {
+    // On a bucket that costs something, and is done twice a minute.
+    tokio::join!(among_the_free(directory(), 30), among_the_free(memory(), 90));
+}
+
+async fn among_the_free(place: Place, most: u64) {
+    let queue = queue(&place).await;
+    push(&queue, "0-failed").await;
+    push(&queue, "0-left").await;
+    let gone = until_empty(&queue, "gone");
+    for _ in 0..2 {
+        let task = next(&gone).await;
+        match task.id() {
+            "0-failed" => _ = task.nack("once", None).await.unwrap(),
+            // As if its process had died: nobody renews it.
+            _ => {
+                let lease = r#"{"worker_id":"dead","ttl_ms":500}"#;
+                std::mem::forget(task);
+                write(&queue, "queues/q/pending/0-left/lease.json", lease).await;
+            }
+        }
+    }
+    let delayed = NewTask::text("delayed").id("0-delayed").delay(Duration::from_secs(1));
+    queue.push(delayed).await.unwrap();
+    let backlog = 5000;
+    queue.push_many((0..backlog).map(|n| NewTask::text("x").id(format!("1-{n}")))).await.unwrap();
+    let worker = queue.worker("w");
+    let mut waiting = vec!["0-delayed", "0-failed", "0-left"];
+    let start = Instant::now();
+    let mut done = 0;
+    while !waiting.is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(most), "{waiting:?} after {done}");
+        let task = next(&worker).await;
+        waiting.retain(|id| *id != task.id());
+        task.ack().await.unwrap();
+        done += 1;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(done < backlog, "only after everything else");
+}

@@ -36,7 +36,7 @@ pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::
             for name in Queue::list(store).await? {
                 match args.json {
                     true => render::json(&json!({ "queue": name }))?,
-                    false => render::line(name)?,
+                    false => render::verbatim(&name)?,
                 }
             }
             done
@@ -90,6 +90,7 @@ pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::
             None => missing(queue),
             Some(queue) => {
                 queue.pause().await?;
+                paused(args, &queue, true)?;
                 done
             }
         },
@@ -97,6 +98,7 @@ pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::
             None => missing(queue),
             Some(queue) => {
                 queue.resume().await?;
+                paused(args, &queue, false)?;
                 done
             }
         },
@@ -238,4 +240,11 @@ async fn purge(args: &Args, queue: &Queue, what: &Purge) -> anyhow::Result<Endin
         }
     }
     Ok(Exit::Done.into())
+}
+
+fn paused(args: &Args, queue: &Queue, paused: bool) -> anyhow::Result<()> {
+    match args.json {
+        true => render::json(&json!({ "queue": queue.name(), "paused": paused })),
+        false => Ok(()),
+    }
 }

@@ -1,14 +1,17 @@
 //! `leasehold queue push`.
 
-use std::io::{BufRead as _, IsTerminal as _};
+use std::io::{BufRead, IsTerminal as _, Read as _};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
-use leasehold::queue::{Json, NewTask, Outcome, Pushed, Queue};
+use leasehold::queue::{Json, MAX_PAYLOAD, NewTask, Outcome, Pushed, Queue};
 use leasehold::{Error, ErrorKind, Store};
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::Sender;
 use tokio_util::sync::CancellationToken;
 
 use super::invalid;
@@ -21,11 +24,16 @@ use crate::render;
 const AT_A_TIME: usize = 32;
 /// How many tasks go into a bundle where many are pushed.
 const BUNDLE: u32 = 100;
+/// How long what was read waits for company.
+const SOON: Duration = Duration::from_secs(1);
 /// And how many bytes of them: long lines make smaller bundles. Several are in memory at a time.
 const BYTES: usize = 4 << 20;
 
 pub async fn run(args: &Args, store: &Store, push: &Push) -> anyhow::Result<Ending> {
     let stream = push.tasks == ["-"];
+    if !stream && push.tasks.iter().any(|task| task == "-") {
+        return Err(invalid("- reads tasks from standard input, and stands alone"));
+    }
     if !stream && push.tasks.len() > 1 && (push.id.is_some() || push.wait) {
         return Err(invalid("--id and --wait are for one task"));
     }
@@ -74,9 +82,10 @@ fn print(args: &Args, id: &str, outcome: &str) -> anyhow::Result<()> {
     match (args.json, args.quiet) {
         (true, _) => render::json(&json!({ "id": id, "outcome": outcome })),
         (false, true) => Ok(()),
-        (false, false) if outcome == "new" => render::line(id),
+        (false, false) if outcome == "new" => render::verbatim(id),
         (false, false) => {
-            render::line(format_args!("{id}  {}", render::paint(render::DIM, outcome)))
+            let (id, outcome) = (render::shown(id), render::paint(render::DIM, outcome));
+            render::line(format_args!("{id}  {outcome}"))
         }
     }
 }
@@ -128,16 +137,35 @@ async fn push_lines(
     let (lines, receiver) = tokio::sync::mpsc::channel::<anyhow::Result<Vec<NewTask>>>(4);
     // Reading waits, and must not keep the requests from going on.
     let options = Reading { bundle, push: clone(push) };
-    let reader = std::thread::spawn(move || options.read(&lines));
+    let waiting = Arc::new(Mutex::new(Chunk::default()));
+    let read = waiting.clone();
+    std::thread::spawn(move || options.read(&lines, &read));
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let interrupted = CancellationToken::new();
     let mut pushed = 0_u64;
     let mut known = 0_u64;
     // No more is begun once something went wrong.
     let stop = CancellationToken::new();
     let chunks = futures::stream::unfold(receiver, |mut receiver| async {
-        let chunk = tokio::select! {
-            biased;
-            () = stop.cancelled() => None,
-            chunk = receiver.recv() => chunk,
+        let chunk = loop {
+            let (rest, done) = tokio::select! {
+                biased;
+                () = stop.cancelled() => break None,
+                // What was read is pushed, and no more is read.
+                () = interrupted.cancelled() => match receiver.try_recv() {
+                    Ok(chunk) => break Some(chunk),
+                    Err(_) => (Chunk::take(&waiting), true),
+                },
+                chunk = receiver.recv() => break chunk,
+                // Whoever writes now and then does not wait for a bundle to be full.
+                () = tokio::time::sleep(SOON) => (Chunk::take(&waiting), false),
+            };
+            match rest.is_empty() {
+                true if done => break None,
+                true => {}
+                false => break Some(Ok(rest)),
+            }
         };
         chunk.map(|chunk| (chunk, receiver))
     });
@@ -160,7 +188,13 @@ async fn push_lines(
     let mut pushes = Box::pin(pushes);
     let mut outcome = Ok(());
     // To the end also after an error: what is under way may be stored already, and is counted.
-    while let Some(push) = pushes.next().await {
+    loop {
+        let push = tokio::select! {
+            push = pushes.next() => push,
+            _ = terminate.recv() => { interrupted.cancel(); continue }
+            _ = interrupt.recv() => { interrupted.cancel(); continue }
+        };
+        let Some(push) = push else { break };
         match push {
             Ok((new, old)) => {
                 pushed += new;
@@ -183,9 +217,12 @@ async fn push_lines(
         false => render::line(format_args!("{pushed} pushed"))?,
     }
     outcome.with_context(|| "not all tasks were pushed: those that were stay".to_owned())?;
-    // The thread has nothing left to say once its channel is empty.
-    let _ = reader.join();
-    Ok(Exit::Done.into())
+    Ok(match interrupted.is_cancelled() {
+        // There may be more.
+        true => Exit::Failed,
+        false => Exit::Done,
+    }
+    .into())
 }
 
 /// What the reading thread needs of the options.
@@ -194,46 +231,91 @@ struct Reading {
     push: Push,
 }
 
+/// Tasks that were read and wait for company.
+#[derive(Default)]
+struct Chunk {
+    tasks: Vec<NewTask>,
+    bytes: usize,
+}
+
+impl Chunk {
+    fn take(chunk: &Mutex<Self>) -> Vec<NewTask> {
+        std::mem::take(&mut *chunk.lock().unwrap_or_else(PoisonError::into_inner)).tasks
+    }
+}
+
 impl Reading {
-    fn read(&self, to: &tokio::sync::mpsc::Sender<anyhow::Result<Vec<NewTask>>>) {
-        let mut chunk = Vec::with_capacity(self.bundle);
-        let mut bytes = 0;
+    /// Reads to the end, or to the first line that is no task. What is not enough for a bundle is in `chunk`
+    /// for whoever does not want to wait for more.
+    fn read(&self, to: &Sender<anyhow::Result<Vec<NewTask>>>, chunk: &Mutex<Chunk>) {
+        let mut stdin = std::io::stdin().lock();
         let mut number = 0_u64;
-        for line in std::io::stdin().lock().lines() {
+        let ended = loop {
             number += 1;
-            let parsed = line.map_err(anyhow::Error::from).and_then(|line| match line.is_empty() {
-                true => Ok(None),
-                false => task(&line, &self.push).map(Some),
-            });
-            match parsed {
-                Ok(Some(task)) => {
-                    if bytes + task.size() > BYTES && !chunk.is_empty() {
-                        bytes = 0;
-                        if to.blocking_send(Ok(std::mem::take(&mut chunk))).is_err() {
-                            return;
-                        }
-                    }
-                    bytes += task.size();
-                    chunk.push(task);
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    let at = Error::new(ErrorKind::Invalid, format!("line {number}: {error:#}"));
-                    let _ = to.blocking_send(Ok(std::mem::take(&mut chunk)));
-                    let _ = to.blocking_send(Err(at.into()));
+            let task = match next_line(&mut stdin) {
+                Ok(None) => break Ok(()),
+                Ok(Some(line)) if line.is_empty() => continue,
+                Ok(Some(line)) => task(&line, &self.push),
+                Err(error) => Err(error),
+            };
+            let task = match task {
+                Ok(task) => task,
+                Err(error) => break Err(error),
+            };
+            let full = {
+                let mut chunk = chunk.lock().unwrap_or_else(PoisonError::into_inner);
+                let before = match chunk.bytes + task.size() > BYTES && !chunk.tasks.is_empty() {
+                    true => std::mem::take(&mut *chunk).tasks,
+                    false => Vec::new(),
+                };
+                chunk.bytes += task.size();
+                chunk.tasks.push(task);
+                let full = match chunk.tasks.len() >= self.bundle {
+                    true => std::mem::take(&mut *chunk).tasks,
+                    false => Vec::new(),
+                };
+                [before, full]
+            };
+            for tasks in full.into_iter().filter(|tasks| !tasks.is_empty()) {
+                if to.blocking_send(Ok(tasks)).is_err() {
                     return;
                 }
             }
-            if chunk.len() >= self.bundle {
-                bytes = 0;
-                if to.blocking_send(Ok(std::mem::take(&mut chunk))).is_err() {
-                    return;
-                }
-            }
+        };
+        let rest = Chunk::take(chunk);
+        if !rest.is_empty() && to.blocking_send(Ok(rest)).is_err() {
+            return;
         }
-        if !chunk.is_empty() {
-            let _ = to.blocking_send(Ok(chunk));
+        if let Err(error) = ended {
+            let at = Error::new(ErrorKind::Invalid, format!("line {number}: {error:#}"));
+            let _ = to.blocking_send(Err(at.into()));
         }
+    }
+}
+
+/// The next line, without its end. One that is too long for a task is not read to its end.
+fn next_line(from: &mut impl BufRead) -> anyhow::Result<Option<String>> {
+    let mut line = Vec::new();
+    // With its end, and a byte more than may be.
+    let most = MAX_PAYLOAD as u64 + 3;
+    from.take(most).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    if line.last() == Some(&b'\n') {
+        line.pop();
+        if line.last() == Some(&b'\r') {
+            line.pop();
+        }
+    }
+    if line.len() > MAX_PAYLOAD {
+        return Err(invalid(format!(
+            "longer than {MAX_PAYLOAD} bytes, which is the most for a task: store it as an object, and push its name"
+        )));
+    }
+    match String::from_utf8(line) {
+        Ok(line) => Ok(Some(line)),
+        Err(_) => Err(invalid("not valid UTF-8")),
     }
 }
 
@@ -274,7 +356,7 @@ async fn wait(args: &Args, queue: &Queue, pushed: &Pushed) -> anyhow::Result<End
                 (true, _) => render::json(&receipt)?,
                 (false, None) => {}
                 (false, Some(result)) => {
-                    render::line(leasehold::protocol::format::task::plain_text(result))?;
+                    render::verbatim(&leasehold::protocol::format::task::plain_text(result))?;
                 }
             }
             Ok(Exit::Done.into())
@@ -285,6 +367,7 @@ async fn wait(args: &Args, queue: &Queue, pushed: &Pushed) -> anyhow::Result<End
             }
             let last = letter.errors.last().map_or("", |failure| failure.error.as_str());
             let tries = letter.failures + letter.crashes;
+            let (id, last) = (render::shown(id), render::shown(last));
             render::say(format_args!("{id}: given up after {tries} attempts: {last}"));
             Ok(Exit::Failed.into())
         }

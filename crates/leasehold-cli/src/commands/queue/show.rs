@@ -29,7 +29,7 @@ pub fn settings(args: &Args, queue: &Queue) -> anyhow::Result<()> {
         return render::json(&fields);
     }
     let mut table = render::table(&[], &[]);
-    table.add_row(["queue", queue.name()]);
+    table.add_row(["queue", &*render::shown(queue.name())]);
     for (name, value) in fields.as_object().into_iter().flatten() {
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         table.add_row([name.as_str(), &value]);
@@ -144,18 +144,18 @@ pub async fn task(args: &Args, queue: &Queue, id: &str) -> anyhow::Result<Ending
         return Ok(Exit::Done.into());
     }
     let mut table = render::table(&[], &[]);
-    table.add_row(["task", id]);
+    table.add_row(["task", &*render::shown(id)]);
     table.add_row(["state", state]);
     if let Some((task, held)) = &pending {
         if let Some(at) = task.pushed_at {
             table.add_row(["pushed at", &at.to_string()]);
         }
-        table.add_row(["payload", &task.text()]);
+        table.add_row(["payload", &*render::shown(&task.text())]);
         if let Some(time) = scheduled {
             table.add_row(["not before", &time.to_string()]);
         }
         if let Some(held) = held {
-            table.add_row(["worker", &held.worker]);
+            table.add_row(["worker", &*render::shown(&held.worker)]);
             table.add_row(["retries", &held.retries.to_string()]);
             if let Some(at) = held.not_before {
                 table.add_row(["not before", &at.to_string()]);
@@ -166,7 +166,8 @@ pub async fn task(args: &Args, queue: &Queue, id: &str) -> anyhow::Result<Ending
         table.add_row(["completed at", &receipt.completed_at.to_string()]);
         table.add_row(["by", &receipt.worker]);
         if let Some(result) = &receipt.result {
-            table.add_row(["result", &leasehold::protocol::format::task::plain_text(result)]);
+            let result = leasehold::protocol::format::task::plain_text(result);
+            table.add_row(["result", &*render::shown(&result)]);
         }
     }
     if let Some(letter) = &letter {
@@ -174,7 +175,7 @@ pub async fn task(args: &Args, queue: &Queue, id: &str) -> anyhow::Result<Ending
         for failure in &letter.errors {
             let what = if failure.crash { "crash" } else { "failure" };
             let text = format!("{} {}: {}", failure.at, failure.worker, failure.error);
-            table.add_row([what, &text]);
+            table.add_row([what, &*render::shown(&text)]);
         }
     }
     render::line(table)?;
@@ -188,8 +189,8 @@ pub fn peeked(args: &Args, tasks: &[Peeked]) -> anyhow::Result<()> {
             true => render::json(task)?,
             false => render::line(format_args!(
                 "{}  {}",
-                render::paint(render::DIM, &task.id),
-                task.text()
+                render::paint(render::DIM, render::shown(&task.id)),
+                render::shown(&task.text())
             ))?,
         }
     }
@@ -212,11 +213,11 @@ pub fn failed(args: &Args, letters: &[Failed]) -> anyhow::Result<()> {
     for Failed { id, letter } in letters {
         let last = letter.errors.last().map_or("", |failure| failure.error.as_str());
         table.add_row([
-            id.clone(),
+            render::shown(id).into_owned(),
             letter.failed_at.to_string(),
             letter.failures.to_string(),
             letter.crashes.to_string(),
-            last.lines().next().unwrap_or("").to_owned(),
+            render::shown(last.lines().next().unwrap_or("")).into_owned(),
         ]);
     }
     render::line(table)

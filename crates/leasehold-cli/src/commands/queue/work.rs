@@ -40,6 +40,7 @@ struct Tally {
     retried: AtomicU64,
     failed: AtomicU64,
     lost: AtomicU64,
+    unrecorded: AtomicU64,
     under_way: AtomicU64,
     /// What is under way, as `queue/task`, and what went wrong last.
     seen: Mutex<(BTreeSet<String>, Option<String>)>,
@@ -66,7 +67,8 @@ impl Tally {
             End::Retried => Self::add(&self.retried),
             End::Failed => Self::add(&self.failed),
             End::Lost => Self::add(&self.lost),
-            End::Returned | End::Unrecorded => {}
+            End::Unrecorded => Self::add(&self.unrecorded),
+            End::Returned => {}
         }
     }
 
@@ -99,9 +101,14 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
         return Err(invalid("--fail-code cannot be 0, which says that the task is done"));
     }
     // Whoever lacks the program fails faster than all others work, and would have the whole queue given up.
+    if work.command.first().is_some_and(|program| program.is_empty()) {
+        return Err(invalid("the command is empty: name a program to run for each task"));
+    }
     if let Some(program) = work.command.first().filter(|program| child::is_missing(program)) {
         let program = program.to_string_lossy();
-        return Err(invalid(format!("cannot run {program}: there is no such program here")));
+        return Err(invalid(format!(
+            "cannot run {program}: there is no such program here, or it may not be executed"
+        )));
     }
     // It stands in every lease, and so must be there before the first claim.
     let warden = Warden::start()?;
@@ -144,6 +151,7 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
         let rest = Rest { queues, told: args.quiet || told.leash.is_some() };
         let ended =
             work_on(args, store, work, &worker, &tally, &stop, &bar, &mut told, rest).await?;
+        tally.failed.fetch_add(worker.given_up(), Relaxed);
         let switched = worker.was_switched() && !tally.draining.load(Relaxed);
         if !switched || ended.iter().any(Result::is_err) {
             break ended;
@@ -160,7 +168,7 @@ pub async fn run(args: &Args, store: &Store, work: &Work) -> anyhow::Result<Endi
     }
     // A script that empties a queue wants to know; a service that is told to end has not failed.
     let gave_up = work.exit_when_empty && args.supervised.is_none();
-    let gave_up = gave_up && tally.failed.load(Relaxed) > 0;
+    let gave_up = gave_up && tally.failed.load(Relaxed) + tally.unrecorded.load(Relaxed) > 0;
     Ok(if gave_up { Exit::Failed } else { Exit::Done }.into())
 }
 
@@ -314,11 +322,13 @@ fn line(tally: &Tally, store: &Store) -> String {
 
 fn report(args: &Args, tally: &Tally) -> anyhow::Result<()> {
     let count = |counter: &AtomicU64| counter.load(Relaxed);
-    let [done, again, retried, failed, lost] =
-        [&tally.done, &tally.again, &tally.retried, &tally.failed, &tally.lost].map(count);
+    let [done, again, retried, failed, lost, unrecorded] =
+        [&tally.done, &tally.again, &tally.retried, &tally.failed, &tally.lost, &tally.unrecorded]
+            .map(count);
     if args.json {
         return render::json(&serde_json::json!({
             "done": done, "done_before": again, "retried": retried, "failed": failed, "lost": lost,
+            "unrecorded": unrecorded,
         }));
     }
     if !args.quiet {
@@ -328,6 +338,7 @@ fn report(args: &Args, tally: &Tally) -> anyhow::Result<()> {
             (retried, "to be tried again"),
             (failed, "given up"),
             (lost, "lost to somebody else"),
+            (unrecorded, "times not recorded"),
         ] {
             if count > 0 {
                 text.push_str(&format!(", {count} {what}"));
@@ -355,15 +366,13 @@ async fn one_after_the_other(
             Err(error) if error.kind() == ErrorKind::Unavailable && trouble < 20 => {
                 trouble += 1;
                 tracing::warn!(%error, "cannot get tasks, trying again");
-                let pause = Duration::from_millis(200).saturating_mul(1 << trouble.min(8));
                 tokio::select! {
-                    () = tokio::time::sleep(pause) => continue,
+                    () = tokio::time::sleep(pause(trouble)) => continue,
                     () = stop.cancelled() => return Err(error.into()),
                 }
             }
             Err(error) => return Err(error.into()),
         };
-        trouble = 0;
         Tally::add(&tally.under_way);
         let run = Run::of(&task);
         let name = run.name();
@@ -385,7 +394,22 @@ async fn one_after_the_other(
         if let Some(file) = &work.log {
             run.log(file, store.env(), end);
         }
+        if end != End::Unrecorded {
+            trouble = 0;
+            continue;
+        }
+        // Whoever cannot record what was done leaves the rest alone for a while.
+        trouble = trouble.saturating_add(1);
+        tokio::select! {
+            () = tokio::time::sleep(pause(trouble)) => {}
+            () = stop.cancelled() => {}
+        }
     }
+}
+
+/// How long to wait when something has gone wrong so often, one after the other.
+fn pause(trouble: u32) -> Duration {
+    Duration::from_millis(200).saturating_mul(1 << trouble.min(8))
 }
 
 fn is_lost(error: &anyhow::Error) -> bool {
@@ -396,6 +420,15 @@ fn is_lost(error: &anyhow::Error) -> bool {
 fn is_too_long(error: &anyhow::Error) -> bool {
     let too_long = std::io::ErrorKind::ArgumentListTooLong;
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == too_long)
+}
+
+/// Whether there is not enough of something to start a program: open files, processes, memory.
+fn is_out_of(error: &anyhow::Error) -> bool {
+    use rustix::io::Errno;
+    let code = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+    [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM]
+        .iter()
+        .any(|errno| code == Some(errno.raw_os_error()))
 }
 
 /// How a command ended.
@@ -421,6 +454,11 @@ async fn run_task(
         Err(error) => {
             tracing::warn!("{}: {error:#}", Run::of(&task).name());
             let words = format!("{error:#}");
+            if is_out_of(&error) {
+                // This machine's fault, and nobody else's.
+                task.give_back().await?;
+                return Ok(End::Unrecorded);
+            }
             if !is_too_long(&error) {
                 // Not the task's fault, but it must not be tried for ever either.
                 return Ok(nack(task, &words, tally).await?);

@@ -24,6 +24,12 @@ const VAIN: u32 = 12;
 const STREAK: u32 = 4;
 /// How many leases are remembered.
 const LOOKED: usize = 20_000;
+/// How often to tend to what is due while there is something free: a directory is read for nothing.
+const TEND: Duration = Duration::from_secs(30);
+const TEND_NAMES: Duration = Duration::from_secs(1);
+/// How many candidates are asked at a time whether they have a lease, and how many that had are remembered.
+const ASKED: usize = 500;
+const MET: usize = 1000;
 
 /// Shared by a worker's callers and its finder.
 #[derive(Debug)]
@@ -53,6 +59,10 @@ struct Notes {
     ours: HashMap<Unit, Ours>,
     /// Leases that were looked into: not again before this, while they stay in this version.
     looked: HashMap<Unit, Looked>,
+    /// What has or had a lease, somebody else's or ours, where names are read.
+    met: VecDeque<Unit>,
+    /// When to tend to what is due next.
+    tend: Option<BootTime>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +121,60 @@ impl Board {
         Some(Attempt { candidate, trying: Trying { board: self.clone(), unit, told: false } })
     }
 
+    /// Adds what is to be tried before everything else.
+    pub(super) fn put_first(&self, found: Vec<Candidate>) {
+        let mut notes = self.notes();
+        for candidate in found.into_iter().rev() {
+            // Once is enough: the second try would look as if somebody else had been faster.
+            notes.candidates.retain(|other| other.unit() != candidate.unit());
+            if notes.ours.get(candidate.unit()) != Some(&Ours::Trying) {
+                notes.candidates.push_front(candidate);
+            }
+        }
+    }
+
+    /// Whether it is time to tend to what is due: then it is not for a while. Not at the very beginning, nor
+    /// where there is nothing else to do: then everything is looked at.
+    pub fn is_to_tend(&self) -> bool {
+        let now = self.now();
+        let mut notes = self.notes();
+        if notes.candidates.is_empty() {
+            return false;
+        }
+        let every = if self.by_name { TEND_NAMES } else { TEND };
+        let due = notes.tend.is_some_and(|at| at <= now);
+        if due || notes.tend.is_none() {
+            notes.tend = Some(now.plus(every));
+        }
+        due
+    }
+
+    /// What may have a lease that is nobody's any more: what was met, and the next candidates. Not what was
+    /// looked into a moment ago.
+    pub(super) fn to_tend(&self) -> Vec<Unit> {
+        let now = self.now();
+        let mut notes = self.notes();
+        let mut units: Vec<Unit> = notes.met.drain(..).collect();
+        let asked = notes.candidates.len().min(ASKED);
+        // Others next time.
+        let at = match notes.candidates.len() {
+            0 => 0,
+            all => self.queue.store().env().random() as usize % all,
+        };
+        let all = notes.candidates.iter().cycle().skip(at).take(asked);
+        units.extend(all.map(|next| next.unit().clone()));
+        // What is not due yet is not forgotten.
+        let is_due = |unit: &Unit| notes.looked.get(unit).is_none_or(|looked| looked.again <= now);
+        let (units, later): (Vec<_>, Vec<_>) = units.into_iter().partition(is_due);
+        notes.met.extend(later);
+        units
+    }
+
+    /// This has a lease, by which it is found again.
+    pub(super) fn meet(&self, unit: &Unit) {
+        self.notes().meet(unit);
+    }
+
     /// What became of a candidate.
     fn tried(&self, unit: &Unit, tried: &Tried) {
         let mut notes = self.notes();
@@ -122,6 +186,10 @@ impl Board {
                 notes.vain = 0;
                 notes.streak = notes.streak.saturating_add(1);
                 notes.fruitful = true;
+                if self.by_name {
+                    // It may come back.
+                    notes.meet(unit);
+                }
                 match tried {
                     // Nobody needs to look into our own lease while it is as we wrote it.
                     Tried::Task(held) if !self.by_name => {
@@ -140,6 +208,9 @@ impl Board {
             // A lease that may yet turn out to be nobody's has its time already.
             Tried::Taken | Tried::Over if notes.looked.contains_key(unit) => {}
             Tried::Taken | Tried::Over => {
+                if self.by_name && matches!(tried, Tried::Taken) {
+                    notes.meet(unit);
+                }
                 (notes.alone, notes.disturbed) = (Some(false), true);
                 notes.vain += 1;
                 notes.streak = 0;
@@ -251,6 +322,13 @@ impl Board {
 }
 
 impl Notes {
+    fn meet(&mut self, unit: &Unit) {
+        if self.met.len() >= MET {
+            self.met.pop_front();
+        }
+        self.met.push_back(unit.clone());
+    }
+
     fn note(&mut self, unit: &Unit, looked: Looked) {
         if self.looked.len() >= LOOKED {
             self.looked.clear();

@@ -7,6 +7,9 @@
 //! claimed.
 //!
 //! A listing that is minutes old does no harm: it only decides what is *tried*.
+//!
+//! As long as something is free, nobody would come to what is due to be tried again, was left by the dead,
+//! or is scheduled. So every now and then a worker [tends](Finder::tend) to those first.
 
 mod board;
 
@@ -97,6 +100,8 @@ pub(super) struct Finder {
     depth: Depth,
     /// Which part of the queue to list next.
     turn: u64,
+    /// Whether the next list is to be searched for what is due, whatever is free.
+    tending: bool,
     /// When the earliest scheduled task is due, as far as we know, and when that was read.
     scheduled: Option<(Option<StoreTime>, BootTime)>,
 }
@@ -179,6 +184,7 @@ impl Finder {
             resume: HashMap::new(),
             depth: Depth::default(),
             turn: queue.store().env().random(),
+            tending: false,
             scheduled: None,
             queue,
         }
@@ -270,6 +276,66 @@ impl Finder {
             self.resume.clear();
         }
         Ok(outlook)
+    }
+
+    /// Finds what is due and not free, and puts it before everything else. On a bucket two LISTs, and a
+    /// GET for each lease that is younger than a ttl and not known to be held.
+    pub async fn tend(&mut self) -> Result<()> {
+        self.found.clear();
+        let tended = match self.by_name {
+            true => self.tend_names().await,
+            false => self.tend_keys().await,
+        };
+        self.board.put_first(std::mem::take(&mut self.found));
+        tended
+    }
+
+    async fn tend_keys(&mut self) -> Result<()> {
+        self.promote(None).await?;
+        let first = self.found.len();
+        self.tending = true;
+        // Where it is not known yet what there is, nobody has been waiting for long.
+        let parts = self.overview.map(|(overview, _)| overview).unwrap_or_default();
+        let read = self.read_parts(parts).await;
+        self.tending = false;
+        read?;
+        // The others are on the board already.
+        let mut at = 0;
+        self.found.retain(|candidate| {
+            at += 1;
+            at <= first || !matches!(candidate, Candidate::Free(_))
+        });
+        Ok(())
+    }
+
+    /// Names show no leases. But those that have one are met when they are claimed, and whether the next few
+    /// hundred have one can be asked for little.
+    async fn tend_names(&mut self) -> Result<()> {
+        self.promote(None).await?;
+        for unit in self.board.to_tend() {
+            let lease = self.queue.keys().part(&unit, Part::Lease)?;
+            if !self.queue.store().backend().seems_there(&lease)
+                || self.shuns(&unit, true).is_some()
+            {
+                continue;
+            }
+            let desk = self.board.desk_for(&unit)?;
+            // What cannot be read is told of elsewhere.
+            let span = match self.glance(&desk).await {
+                Ok(Glance::Take) => {
+                    self.found.push(Candidate::Leased(unit.clone(), desk.clone()));
+                    SOON
+                }
+                Ok(Glance::In(span)) => {
+                    self.board.meet(&unit);
+                    span
+                }
+                Err(_) => UNREADABLE,
+            };
+            let again = self.queue.store().env().clock().boot().plus(span);
+            self.board.note(&unit, Looked { version: None, desk: Some(desk), again });
+        }
+        Ok(())
     }
 
     /// Whether a listing did not go from the start to the end.
@@ -479,7 +545,7 @@ impl Finder {
         }
         let order = order(&standing, self.board.alone(), random);
         self.found.extend(order.into_iter().map(|n| Candidate::Free(units[n].unit.clone())));
-        if self.found.is_empty() {
+        if self.found.is_empty() || self.tending {
             self.look_into(&units, outlook).await?;
         }
         Ok(())
@@ -555,8 +621,10 @@ impl Finder {
             busy: false,
             due: next.map(|next| next.since(now).max(Duration::from_millis(5))),
         };
+        // A directory is read for nothing.
+        let good_for = if self.by_name { SOON } else { SCHEDULED };
         if let Some((next, read)) = self.scheduled
-            && boot.since(read) < SCHEDULED
+            && boot.since(read) < good_for
             && next.is_none_or(|next| next > now)
         {
             return Ok(due(next));
