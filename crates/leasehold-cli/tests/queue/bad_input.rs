@@ -176,6 +176,8 @@ fn dashes_and_empty_commands_are_refused() {
     let place = directory();
     place.ok(&["create", "q"]);
     place.fails(&["push", "q", "-", "extra"], 2, "stands alone");
+    place.fails(&["push", "q,r", "x"], 2, "commas separate queues");
+    place.fails(&["create", "q,r"], 2, "commas separate queues");
     place.ok(&["push", "q", "x"]);
     place.fails(&["work", "q", "--exit-when-empty", "--", ""], 2, "the command is empty");
     assert_eq!(place.counts(), [1, 0, 0, 0]);

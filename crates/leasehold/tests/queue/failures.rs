@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::Write;
 use leasehold::queue::{Acked, NewTask, Queue, QueueSettings};
+use leasehold::{ErrorKind, Write};
 
 use super::*;
 
@@ -310,4 +310,30 @@ async fn a_task_that_waits_for_its_time_is_found() {
     assert_eq!(task.text(), "x");
     assert!(time > task.pushed_at.unwrap());
     assert!(queue.find_scheduled("never").await.unwrap().is_none());
+}
+
+/// A disk that is full, a store that is away: what was done and cannot be recorded is done again, and never given
+/// up for that.
+#[tokio::test]
+async fn trouble_with_the_store_is_no_failure_of_the_task() {
+    use leasehold_testkit::gate::{Gated, Verb};
+    let gated = Arc::new(Gated::new(Arc::new(Memory::new(Env::system()))));
+    let settings = QueueSettings { max_attempts: 1, ..quick() };
+    let queue = Queue::create(&over(gated.clone()), "q", settings).await.unwrap();
+    push(&queue, "x").await;
+    let worker = queue.worker("w");
+    for _ in 0..12 {
+        gated.fail(Verb::Put, "/completed/", ErrorKind::Unavailable);
+    }
+    let mut unrecorded = 0;
+    loop {
+        let task = next(&worker).await;
+        assert_eq!(task.attempt(), 1);
+        match task.ack().await {
+            Ok(acked) => break assert_eq!(acked, Acked::First),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable),
+        }
+        unrecorded += 1;
+    }
+    assert!(unrecorded > 1, "{unrecorded}");
 }

@@ -20,6 +20,7 @@ pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::
     let done = Ok(Exit::Done.into());
     match command {
         QueueCommand::Create { queue, settings } => {
+            without_comma(queue)?;
             let mut usual = usual_settings(store.kind());
             apply(settings, &mut usual);
             let queue = Queue::create(store, queue, usual).await?;
@@ -58,7 +59,7 @@ pub async fn run(args: &Args, store: &Store, command: &QueueCommand) -> anyhow::
                     }
                     _ => None,
                 };
-                show::status(args, &queue.status(*limit).await?, replica.as_ref())?;
+                show::status(args, &queue.status(*limit).await?, replica.as_ref(), *limit)?;
                 done
             }
         },
@@ -245,6 +246,14 @@ async fn purge(args: &Args, queue: &Queue, what: &Purge) -> anyhow::Result<Endin
 fn paused(args: &Args, queue: &Queue, paused: bool) -> anyhow::Result<()> {
     match args.json {
         true => render::json(&json!({ "queue": queue.name(), "paused": paused })),
+        false => Ok(()),
+    }
+}
+
+/// `queue work` takes several names, and would never find a queue with a comma in its own.
+fn without_comma(queue: &str) -> anyhow::Result<()> {
+    match queue.contains(',') {
+        true => Err(invalid(format!("{queue:?} cannot be worked on: commas separate queues"))),
         false => Ok(()),
     }
 }

@@ -46,6 +46,7 @@ pub async fn run(args: &Args, store: &Store, push: &Push) -> anyhow::Result<Endi
     if bundle > 1 && (named || push.delay.is_some()) {
         return Err(invalid("tasks with names or a delay cannot be bundled: leave --bundle out"));
     }
+    super::without_comma(&push.queue)?;
     // What is wrong with them is said before anything is made.
     let texts = push.tasks.iter().filter(|_| !stream);
     let tasks: Vec<NewTask> = texts.map(|text| task(text, push)).collect::<anyhow::Result<_>>()?;

@@ -42,6 +42,7 @@ pub fn status(
     args: &Args,
     status: &Status,
     replica: Option<&leasehold::sync::Status>,
+    limit: usize,
 ) -> anyhow::Result<()> {
     if args.json {
         let mut fields = serde_json::to_value(status)?;
@@ -87,15 +88,18 @@ pub fn status(
             let ago = format_duration(Duration::from_secs(held.age_ms / 1000));
             let progress = held.progress.as_ref().map_or_else(String::new, ToString::to_string);
             table.add_row([
-                held.id.clone(),
+                render::shown(&held.id).into_owned(),
                 state,
-                held.worker.clone(),
+                render::shown(&held.worker).into_owned(),
                 format!("{ago} ago"),
                 held.retries.to_string(),
                 progress,
             ]);
         }
         render::line(table)?;
+        if status.held.len() >= limit && status.counts.leased > limit as u64 {
+            render::line(format_args!("and others: see --limit"))?;
+        }
     }
     if !args.quiet {
         let requests = format!("{} requests", status.requests);

@@ -3,7 +3,7 @@
 //! Never locked while a request is under way. So whoever has claimed a task goes on with it while
 //! somebody else lists what is left: a listing can take as long as a hundred other requests.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ const LOOKED: usize = 20_000;
 const TEND: Duration = Duration::from_secs(30);
 const TEND_NAMES: Duration = Duration::from_secs(1);
 /// How many candidates are asked at a time whether they have a lease, and how many that had are remembered.
-const ASKED: usize = 500;
+const ASKED: usize = 2000;
 const MET: usize = 1000;
 
 /// Shared by a worker's callers and its finder.
@@ -61,6 +61,8 @@ struct Notes {
     looked: HashMap<Unit, Looked>,
     /// What has or had a lease, somebody else's or ours, where names are read.
     met: VecDeque<Unit>,
+    /// From which candidate on to ask for leases next.
+    asked: usize,
     /// When to tend to what is due next.
     tend: Option<BootTime>,
 }
@@ -149,24 +151,27 @@ impl Board {
         due
     }
 
-    /// What may have a lease that is nobody's any more: what was met, and the next candidates. Not what was
+    /// What may have a lease that is nobody's any more: what was met, and some of the candidates. Not what was
     /// looked into a moment ago.
     pub(super) fn to_tend(&self) -> Vec<Unit> {
         let now = self.now();
         let mut notes = self.notes();
-        let mut units: Vec<Unit> = notes.met.drain(..).collect();
-        let asked = notes.candidates.len().min(ASKED);
-        // Others next time.
-        let at = match notes.candidates.len() {
-            0 => 0,
-            all => self.queue.store().env().random() as usize % all,
-        };
-        let all = notes.candidates.iter().cycle().skip(at).take(asked);
-        units.extend(all.map(|next| next.unit().clone()));
-        // What is not due yet is not forgotten.
+        // Others each time.
+        let from = std::mem::take(&mut notes.asked);
+        let met = std::mem::take(&mut notes.met);
         let is_due = |unit: &Unit| notes.looked.get(unit).is_none_or(|looked| looked.again <= now);
-        let (units, later): (Vec<_>, Vec<_>) = units.into_iter().partition(is_due);
-        notes.met.extend(later);
+        // Each once.
+        let mut all = HashSet::new();
+        let met = met.into_iter().filter(|unit| all.insert(unit.clone()));
+        let (mut units, later): (Vec<_>, Vec<_>) = met.partition(is_due);
+        let candidates = &notes.candidates;
+        let from = if from < candidates.len() { from } else { 0 };
+        let some = candidates.iter().cycle().skip(from).take(candidates.len().min(ASKED));
+        let some = some.map(Candidate::unit).filter(|unit| is_due(unit));
+        units.extend(some.filter(|unit| all.insert((*unit).clone())).cloned());
+        // What is not due yet is not forgotten.
+        notes.met = later.into();
+        notes.asked = from + ASKED;
         units
     }
 

@@ -104,6 +104,8 @@ pub(super) struct Finder {
     tending: bool,
     /// When the earliest scheduled task is due, as far as we know, and when that was read.
     scheduled: Option<(Option<StoreTime>, BootTime)>,
+    /// For how long that is good: a small directory is read for nothing.
+    scheduled_for: Duration,
 }
 
 #[derive(Debug)]
@@ -186,6 +188,7 @@ impl Finder {
             turn: queue.store().env().random(),
             tending: false,
             scheduled: None,
+            scheduled_for: SCHEDULED,
             queue,
         }
     }
@@ -621,10 +624,8 @@ impl Finder {
             busy: false,
             due: next.map(|next| next.since(now).max(Duration::from_millis(5))),
         };
-        // A directory is read for nothing.
-        let good_for = if self.by_name { SOON } else { SCHEDULED };
         if let Some((next, read)) = self.scheduled
-            && boot.since(read) < good_for
+            && boot.since(read) < self.scheduled_for
             && next.is_none_or(|next| next > now)
         {
             return Ok(due(next));
@@ -633,6 +634,11 @@ impl Finder {
         self.found.extend(ids.into_iter().map(|id| Candidate::Free(Unit::Task(id))));
         // As long as there may be more that are due, nobody relies on what was read.
         self.scheduled = (!more).then_some((next, boot));
+        if self.by_name {
+            // A hundredth of the time at most goes into it.
+            let took = self.queue.store().env().clock().boot().since(boot);
+            self.scheduled_for = took.saturating_mul(100).clamp(SOON, SCHEDULED);
+        }
         Ok(match more {
             true => Outlook { busy: true, due: Some(Duration::ZERO) },
             false => due(next),
