@@ -439,7 +439,7 @@ impl Held {
 
     /// The same, to be tried again after the first pause.
     async fn put_off(mut self) -> Result<()> {
-        let pause = self.queue.settings().backoff;
+        let pause = self.queue.settings().backoff.max(Duration::from_secs(1));
         self.history.not_before = Some(self.queue.store().now().await?.plus(pause));
         self.give_back().await
     }

@@ -323,12 +323,15 @@ impl Worker {
             if let Some(outlook) = source.resting() {
                 return Ok(Err(outlook));
             }
-            // Whoever lists does that anyhow.
             if source.board.is_to_tend()
+                && !self.drain.is_cancelled()
                 && let Ok(mut finder) = source.finder.try_lock()
-                && let Err(error) = Box::pin(finder.tend()).await
             {
-                tracing::debug!(%error, "what is due is looked for another time");
+                let since = queue.store().env().clock().boot();
+                if let Err(error) = Box::pin(finder.tend()).await {
+                    tracing::debug!(%error, "what is due is looked for another time");
+                }
+                source.board.tended(since);
             }
             // Kept until a bundle's tasks can be had.
             let (attempt, _finder) = match source.board.next_single() {

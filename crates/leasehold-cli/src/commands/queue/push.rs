@@ -154,10 +154,13 @@ async fn push_lines(
                 biased;
                 () = stop.cancelled() => break None,
                 // What was read is pushed, and no more is read.
-                () = interrupted.cancelled() => match receiver.try_recv() {
-                    Ok(chunk) => break Some(chunk),
-                    Err(_) => (Chunk::take(&waiting), true),
-                },
+                () = interrupted.cancelled() => {
+                    receiver.close();
+                    match receiver.recv().await {
+                        Some(chunk) => break Some(chunk),
+                        None => (Chunk::take(&waiting), true),
+                    }
+                }
                 chunk = receiver.recv() => break chunk,
                 // Whoever writes now and then does not wait for a bundle to be full.
                 () = tokio::time::sleep(SOON) => (Chunk::take(&waiting), false),
@@ -192,8 +195,17 @@ async fn push_lines(
     loop {
         let push = tokio::select! {
             push = pushes.next() => push,
-            _ = terminate.recv() => { interrupted.cancel(); continue }
-            _ = interrupt.recv() => { interrupted.cancel(); continue }
+            Some(()) = async { tokio::select! {
+                told = terminate.recv() => told,
+                told = interrupt.recv() => told,
+            } } => {
+                // Whoever asks twice does not want to wait for what is under way either.
+                if interrupted.is_cancelled() {
+                    break;
+                }
+                interrupted.cancel();
+                continue;
+            }
         };
         let Some(push) = push else { break };
         match push {
@@ -252,11 +264,17 @@ impl Reading {
         let mut stdin = std::io::stdin().lock();
         let mut number = 0_u64;
         let ended = loop {
+            if to.is_closed() {
+                return;
+            }
             number += 1;
             let task = match next_line(&mut stdin) {
                 Ok(None) => break Ok(()),
                 Ok(Some(line)) if line.is_empty() => continue,
-                Ok(Some(line)) => task(&line, &self.push),
+                Ok(Some(line)) => task(&line, &self.push).and_then(|task| match task.size() {
+                    size if size > MAX_PAYLOAD => Err(too_long()),
+                    _ => Ok(task),
+                }),
                 Err(error) => Err(error),
             };
             let task = match task {
@@ -279,6 +297,7 @@ impl Reading {
             };
             for tasks in full.into_iter().filter(|tasks| !tasks.is_empty()) {
                 if to.blocking_send(Ok(tasks)).is_err() {
+                    // No more is wanted. These are not pushed, nor is anything behind them.
                     return;
                 }
             }
@@ -292,6 +311,13 @@ impl Reading {
             let _ = to.blocking_send(Err(at.into()));
         }
     }
+}
+
+fn too_long() -> anyhow::Error {
+    invalid(format!(
+        "longer than {MAX_PAYLOAD} bytes, which is the most for a task: store it as an object, and push \
+         its name"
+    ))
 }
 
 /// The next line, without its end. One that is too long for a task is not read to its end.
@@ -310,9 +336,7 @@ fn next_line(from: &mut impl BufRead) -> anyhow::Result<Option<String>> {
         }
     }
     if line.len() > MAX_PAYLOAD {
-        return Err(invalid(format!(
-            "longer than {MAX_PAYLOAD} bytes, which is the most for a task: store it as an object, and push its name"
-        )));
+        return Err(too_long());
     }
     match String::from_utf8(line) {
         Ok(line) => Ok(Some(line)),

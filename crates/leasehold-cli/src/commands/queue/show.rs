@@ -168,7 +168,7 @@ pub async fn task(args: &Args, queue: &Queue, id: &str) -> anyhow::Result<Ending
     }
     if let Some(receipt) = &receipt {
         table.add_row(["completed at", &receipt.completed_at.to_string()]);
-        table.add_row(["by", &receipt.worker]);
+        table.add_row(["by", &*render::shown(&receipt.worker)]);
         if let Some(result) = &receipt.result {
             let result = leasehold::protocol::format::task::plain_text(result);
             table.add_row(["result", &*render::shown(&result)]);

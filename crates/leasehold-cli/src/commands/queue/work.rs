@@ -357,7 +357,7 @@ async fn one_after_the_other(
     tally: &Tally,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut trouble = 0_u32;
+    let (mut trouble, mut unrecorded) = (0_u32, 0_u32);
     loop {
         let task = match worker.next().await {
             Ok(Some(task)) => task,
@@ -373,6 +373,7 @@ async fn one_after_the_other(
             }
             Err(error) => return Err(error.into()),
         };
+        trouble = 0;
         Tally::add(&tally.under_way);
         let run = Run::of(&task);
         let name = run.name();
@@ -394,15 +395,20 @@ async fn one_after_the_other(
         if let Some(file) = &work.log {
             run.log(file, store.env(), end);
         }
-        if end != End::Unrecorded {
-            trouble = 0;
-            continue;
-        }
-        // Whoever cannot record what was done leaves the rest alone for a while.
-        trouble = trouble.saturating_add(1);
-        tokio::select! {
-            () = tokio::time::sleep(pause(trouble)) => {}
-            () = stop.cancelled() => {}
+        unrecorded = if end == End::Unrecorded { unrecorded.saturating_add(1) } else { 0 };
+        if unrecorded > 0 {
+            // Whoever cannot record what was done leaves the rest alone for a while.
+            let until = after(pause(unrecorded));
+            let drains = async {
+                while !tally.draining.load(Relaxed) {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(until) => {}
+                () = stop.cancelled() => {}
+                () = drains => {}
+            }
         }
     }
 }

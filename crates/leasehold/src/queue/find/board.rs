@@ -25,7 +25,7 @@ const STREAK: u32 = 4;
 /// How many leases are remembered.
 const LOOKED: usize = 20_000;
 /// How often to tend to what is due while there is something free: a directory is read for nothing.
-const TEND: Duration = Duration::from_secs(30);
+const TEND: Duration = Duration::from_secs(60);
 const TEND_NAMES: Duration = Duration::from_secs(1);
 /// How many candidates are asked at a time whether they have a lease, and how many that had are remembered.
 const ASKED: usize = 2000;
@@ -59,8 +59,10 @@ struct Notes {
     ours: HashMap<Unit, Ours>,
     /// Leases that were looked into: not again before this, while they stay in this version.
     looked: HashMap<Unit, Looked>,
-    /// What has or had a lease, somebody else's or ours, where names are read.
+    /// What had somebody else's lease, where names are read,
     met: VecDeque<Unit>,
+    /// and what we claimed: it may come back. Fast workers forget the most of it.
+    claimed: VecDeque<Unit>,
     /// From which candidate on to ask for leases next.
     asked: usize,
     /// When to tend to what is due next.
@@ -125,30 +127,41 @@ impl Board {
 
     /// Adds what is to be tried before everything else.
     pub(super) fn put_first(&self, found: Vec<Candidate>) {
+        if found.is_empty() {
+            return;
+        }
         let mut notes = self.notes();
+        // Once is enough: the second try would look as if somebody else had been faster.
+        let units: HashSet<&Unit> = found.iter().map(Candidate::unit).collect();
+        notes.candidates.retain(|other| !units.contains(other.unit()));
         for candidate in found.into_iter().rev() {
-            // Once is enough: the second try would look as if somebody else had been faster.
-            notes.candidates.retain(|other| other.unit() != candidate.unit());
             if notes.ours.get(candidate.unit()) != Some(&Ours::Trying) {
                 notes.candidates.push_front(candidate);
             }
         }
     }
 
-    /// Whether it is time to tend to what is due: then it is not for a while. Not at the very beginning, nor
-    /// where there is nothing else to do: then everything is looked at.
+    /// Whether it is time to tend to what is due. Not at the very beginning, nor where there is nothing else to
+    /// do: then everything is looked at.
     pub fn is_to_tend(&self) -> bool {
         let now = self.now();
         let mut notes = self.notes();
         if notes.candidates.is_empty() {
             return false;
         }
-        let every = if self.by_name { TEND_NAMES } else { TEND };
-        let due = notes.tend.is_some_and(|at| at <= now);
-        if due || notes.tend.is_none() {
-            notes.tend = Some(now.plus(every));
-        }
-        due
+        let first = || now.plus(self.tends_every());
+        *notes.tend.get_or_insert_with(first) <= now
+    }
+
+    /// That was done, from this time on: not again for a while, and most of the time goes into tasks.
+    pub fn tended(&self, since: BootTime) {
+        let now = self.now();
+        let pause = now.since(since).saturating_mul(4).max(self.tends_every());
+        self.notes().tend = Some(now.plus(pause));
+    }
+
+    fn tends_every(&self) -> Duration {
+        if self.by_name { TEND_NAMES } else { TEND }
     }
 
     /// What may have a lease that is nobody's any more: what was met, and some of the candidates. Not what was
@@ -158,7 +171,8 @@ impl Board {
         let mut notes = self.notes();
         // Others each time.
         let from = std::mem::take(&mut notes.asked);
-        let met = std::mem::take(&mut notes.met);
+        let mut met = std::mem::take(&mut notes.met);
+        met.append(&mut notes.claimed);
         let is_due = |unit: &Unit| notes.looked.get(unit).is_none_or(|looked| looked.again <= now);
         // Each once.
         let mut all = HashSet::new();
@@ -171,6 +185,8 @@ impl Board {
         units.extend(some.filter(|unit| all.insert((*unit).clone())).cloned());
         // What is not due yet is not forgotten.
         notes.met = later.into();
+        let many = notes.met.len().saturating_sub(MET);
+        notes.met.drain(..many);
         notes.asked = from + ASKED;
         units
     }
@@ -192,8 +208,7 @@ impl Board {
                 notes.streak = notes.streak.saturating_add(1);
                 notes.fruitful = true;
                 if self.by_name {
-                    // It may come back.
-                    notes.meet(unit);
+                    keep(&mut notes.claimed, unit);
                 }
                 match tried {
                     // Nobody needs to look into our own lease while it is as we wrote it.
@@ -211,7 +226,11 @@ impl Board {
             // What cannot be read is not looked at again and again.
             Tried::Unreadable => self.not_before(&mut notes, unit, UNREADABLE),
             // A lease that may yet turn out to be nobody's has its time already.
-            Tried::Taken | Tried::Over if notes.looked.contains_key(unit) => {}
+            Tried::Taken | Tried::Over if notes.looked.contains_key(unit) => {
+                if self.by_name && matches!(tried, Tried::Taken) {
+                    notes.meet(unit);
+                }
+            }
             Tried::Taken | Tried::Over => {
                 if self.by_name && matches!(tried, Tried::Taken) {
                     notes.meet(unit);
@@ -328,10 +347,7 @@ impl Board {
 
 impl Notes {
     fn meet(&mut self, unit: &Unit) {
-        if self.met.len() >= MET {
-            self.met.pop_front();
-        }
-        self.met.push_back(unit.clone());
+        keep(&mut self.met, unit);
     }
 
     fn note(&mut self, unit: &Unit, looked: Looked) {
@@ -340,6 +356,13 @@ impl Notes {
         }
         self.looked.insert(unit.clone(), looked);
     }
+}
+
+fn keep(units: &mut VecDeque<Unit>, unit: &Unit) {
+    if units.len() >= MET {
+        units.pop_front();
+    }
+    units.push_back(unit.clone());
 }
 
 /// A candidate, and that it is being tried.

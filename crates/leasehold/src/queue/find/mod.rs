@@ -36,6 +36,8 @@ use crate::{ErrorKind, Result};
 const PAGES: usize = 10;
 /// How many young leases to look into at a time, on a bucket.
 const LOOKS: usize = 50;
+/// The same where there is something free.
+const TENDED: usize = 10;
 /// How many stale leases to try per listing: others see the same ones.
 const STALE: usize = 4;
 /// The same where nothing is free: whoever would only wait has the time.
@@ -102,6 +104,8 @@ pub(super) struct Finder {
     turn: u64,
     /// Whether the next list is to be searched for what is due, whatever is free.
     tending: bool,
+    /// Which part comes first then.
+    tend_turn: u64,
     /// When the earliest scheduled task is due, as far as we know, and when that was read.
     scheduled: Option<(Option<StoreTime>, BootTime)>,
     /// For how long that is good: a small directory is read for nothing.
@@ -187,6 +191,7 @@ impl Finder {
             depth: Depth::default(),
             turn: queue.store().env().random(),
             tending: false,
+            tend_turn: queue.store().env().random(),
             scheduled: None,
             scheduled_for: SCHEDULED,
             queue,
@@ -210,6 +215,7 @@ impl Finder {
     async fn list(&mut self) -> Result<Outlook> {
         // Of one that nobody waited for any more.
         self.found.clear();
+        self.tending = false;
         self.shunned.listing();
         let fruitful = self.board.begin();
         // Also where what was tried is remembered, and nobody got in the way.
@@ -294,28 +300,37 @@ impl Finder {
     }
 
     async fn tend_keys(&mut self) -> Result<()> {
-        self.promote(None).await?;
+        let promoted = self.promote(None).await.map(drop);
         let first = self.found.len();
+        // From the start: what comes back is older than what is new. Where other listings go on is their affair.
+        let depth = std::mem::take(&mut self.depth);
+        let resume = std::mem::take(&mut self.resume);
+        let turn = std::mem::replace(&mut self.turn, self.tend_turn);
         self.tending = true;
         // Where it is not known yet what there is, nobody has been waiting for long.
         let parts = self.overview.map(|(overview, _)| overview).unwrap_or_default();
         let read = self.read_parts(parts).await;
         self.tending = false;
-        read?;
+        self.tend_turn = std::mem::replace(&mut self.turn, turn);
+        (self.depth, self.resume) = (depth, resume);
         // The others are on the board already.
         let mut at = 0;
         self.found.retain(|candidate| {
             at += 1;
             at <= first || !matches!(candidate, Candidate::Free(_))
         });
-        Ok(())
+        promoted.and(read.map(drop))
     }
 
     /// Names show no leases. But those that have one are met when they are claimed, and whether the next few
     /// hundred have one can be asked for little.
     async fn tend_names(&mut self) -> Result<()> {
-        self.promote(None).await?;
-        for unit in self.board.to_tend() {
+        let promoted = self.promote(None).await.map(drop);
+        for (n, unit) in self.board.to_tend().into_iter().enumerate() {
+            // There may be many, and others have something to do on this thread.
+            if n % 256 == 255 {
+                tokio::task::yield_now().await;
+            }
             let lease = self.queue.keys().part(&unit, Part::Lease)?;
             if !self.queue.store().backend().seems_there(&lease)
                 || self.shuns(&unit, true).is_some()
@@ -335,10 +350,11 @@ impl Finder {
                 }
                 Err(_) => UNREADABLE,
             };
-            let again = self.queue.store().env().clock().boot().plus(span);
+            // Its lease may be another by then.
+            let again = self.queue.store().env().clock().boot().plus(span.min(UNREADABLE));
             self.board.note(&unit, Looked { version: None, desk: Some(desk), again });
         }
-        Ok(())
+        promoted
     }
 
     /// Whether a listing did not go from the start to the end.
@@ -556,9 +572,16 @@ impl Finder {
 
     /// Nothing is free: what is due to be tried again, or was left by a process of this machine?
     async fn look_into(&mut self, units: &[Shown], outlook: &mut Outlook) -> Result<()> {
-        let looks = if self.by_name { usize::MAX } else { LOOKS };
+        let looks = match (self.by_name, self.tending) {
+            (true, _) => usize::MAX,
+            (false, true) => TENDED,
+            (false, false) => LOOKS,
+        };
         let mut made = 0;
-        for shown in units.iter().filter(|shown| shown.work) {
+        // Not always the same ones, where not all are looked into.
+        let from = if self.tending { self.tend_turn as usize % units.len().max(1) } else { 0 };
+        let units = units[from..].iter().chain(&units[..from]);
+        for shown in units.filter(|shown| shown.work) {
             let Some(lease) = &shown.lease else { continue };
             // A claim of ours that is under way, and has landed.
             if self.board.is_ours(&shown.unit) {
