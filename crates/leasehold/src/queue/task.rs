@@ -437,7 +437,7 @@ impl Held {
         Ok(())
     }
 
-    /// The same, to be tried again after the first pause.
+    /// Back to the others without counting, to be tried again after the first pause.
     async fn put_off(mut self) -> Result<()> {
         let pause = self.queue.settings().backoff.max(Duration::from_secs(1));
         self.history.not_before = Some(self.queue.store().now().await?.plus(pause));

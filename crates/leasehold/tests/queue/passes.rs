@@ -49,6 +49,15 @@ async fn ack_all(tasks: Vec<Task>) {
     }
 }
 
+/// Waits until their holder finds that they are lost, and ends as if it had died then.
+async fn forget_when_lost(tasks: Vec<Task>) {
+    for task in tasks {
+        let lost = tokio::time::timeout(Duration::from_secs(5), task.lost().cancelled_owned());
+        lost.await.expect("the lease is lost");
+        std::mem::forget(task);
+    }
+}
+
 #[tokio::test]
 async fn tasks_that_share_a_lease_are_done_and_renewed_one_by_one() {
     let place = directory();
@@ -114,11 +123,7 @@ async fn a_client_that_writes_into_a_shared_lease_loses_nothing() {
     let hers = r#"{"worker_id":"hers","ttl_ms":1000}"#;
     std::fs::write(lease(&place, shared[0].id()), hers).unwrap();
     // The holder finds out at its next renewal.
-    for task in &shared {
-        let lost = tokio::time::timeout(Duration::from_secs(5), task.lost().cancelled_owned());
-        lost.await.expect("the lease is lost");
-    }
-    shared.into_iter().for_each(std::mem::forget);
+    forget_when_lost(shared).await;
     let again: HashSet<_> = drain(&queue, "again").await.into_iter().collect();
     assert_eq!(again, ids);
 }
@@ -170,11 +175,7 @@ async fn a_shared_lease_that_is_empty_holds_its_tasks_for_one_ttl() {
     file.set_len(0).unwrap();
     file.set_modified(std::time::SystemTime::now() - Duration::from_secs(60)).unwrap();
     // Nobody renews them any more.
-    for task in shared {
-        let lost = tokio::time::timeout(Duration::from_secs(5), task.lost().cancelled_owned());
-        lost.await.expect("the lease is lost");
-        std::mem::forget(task);
-    }
+    forget_when_lost(shared).await;
     let files: HashSet<_> = paths.iter().map(|path| inode(path)).collect();
     assert_eq!(files.len(), 1);
     let start = std::time::Instant::now();

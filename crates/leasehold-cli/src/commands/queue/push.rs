@@ -24,10 +24,10 @@ use crate::render;
 const AT_A_TIME: usize = 32;
 /// How many tasks go into a bundle where many are pushed.
 const BUNDLE: u32 = 100;
-/// How long what was read waits for company.
-const SOON: Duration = Duration::from_secs(1);
 /// And how many bytes of them: long lines make smaller bundles. Several are in memory at a time.
 const BYTES: usize = 4 << 20;
+/// How long what was read waits for company.
+const SOON: Duration = Duration::from_secs(1);
 
 pub async fn run(args: &Args, store: &Store, push: &Push) -> anyhow::Result<Ending> {
     let stream = push.tasks == ["-"];

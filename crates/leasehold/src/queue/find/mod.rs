@@ -287,8 +287,8 @@ impl Finder {
         Ok(outlook)
     }
 
-    /// Finds what is due and not free, and puts it before everything else. On a bucket two LISTs, and a
-    /// GET for each lease that is younger than a ttl and not known to be held.
+    /// Finds what is due and not free, and puts it before everything else. On a bucket two LISTs as a rule, and
+    /// a GET for each of ten leases that are younger than a ttl and not known to be held.
     pub async fn tend(&mut self) -> Result<()> {
         self.found.clear();
         let tended = match self.by_name {
@@ -322,8 +322,8 @@ impl Finder {
         promoted.and(read.map(drop))
     }
 
-    /// Names show no leases. But those that have one are met when they are claimed, and whether the next few
-    /// hundred have one can be asked for little.
+    /// Names show no leases. But those that have one are met when they are claimed, and whether the next two
+    /// thousand have one can be asked for little.
     async fn tend_names(&mut self) -> Result<()> {
         let promoted = self.promote(None).await.map(drop);
         for (n, unit) in self.board.to_tend().into_iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Bodies that are written once and become many objects: hard links of one file.
 //!
-//! A link costs a fifth of a new file, and so does its removal while there are others. All links have one
-//! content, so this is for objects that nobody writes to in place: as everywhere here, who replaces one puts
+//! A link makes no inode and writes nothing, nor does its removal free one while there are others. All links
+//! have one content, so this is for objects that nobody writes to in place: as everywhere here, who replaces one puts
 //! another file there.
 
 use std::collections::VecDeque;
